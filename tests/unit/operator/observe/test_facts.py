@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -274,7 +275,7 @@ def ready(status: str) -> Object:
     ],
 )
 def test_what_is_read_from_a_node(given: Object, facts: Object) -> None:
-    expected = ObservedNode(**{"name": "cpu-node", "gpus": 0, "usable": True} | facts)
+    expected = replace(ObservedNode("cpu-node", gpus=0, usable=True), **facts)
     assert node_fact(given, ("nvidia.com/gpu", "amd.com/gpu")) == NodeFact(expected, labelled=False)
     labelled = node(labels={"rljob.dev/has-gpus": "true"})
     assert node_fact(labelled, ()).labelled

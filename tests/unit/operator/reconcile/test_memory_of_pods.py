@@ -10,7 +10,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec, running_job
-from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, running
+from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, run_out, running
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
 PREDICTED: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
@@ -32,30 +32,24 @@ def kill(cluster: SimulatedCluster, pod: str = POLICY_1, times: int = 1) -> Simu
 
 def test_a_worker_killed_for_its_memory_gets_more_within_the_bound() -> None:
     cluster = running(limit="8Gi", recovery={"maxHostMemory": "10Gi"})
-    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone")
-    kill(cluster)
+    kill(cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone"))
     assert {pod.memory_limit_bytes for pod in cluster.pods.values()} == {None, 10 * GIB}
-    diagnosis = cluster.stored.attempts[0].diagnosis
-    assert diagnosis is not None
-    assert (diagnosis.class_name, diagnosis.numbers["limit_bytes"]) == ("HostMemory", 8 * GIB)
-    assert cluster.stored.plan_changes[0].phase == "update"
+    (change,) = cluster.stored.plan_changes
+    assert (change.diagnosis.class_name, change.diagnosis.numbers["limit_bytes"]) == ("HostMemory", 8 * GIB)
+    assert change.phase == "update"
+
+
+TO_WRITE = "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12Gi"
+NO_LIMIT = "the policy's container has no memory limit"
+"""Its node ran out of memory: a larger limit in the plan would change nothing."""
 
 
 @pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        (
-            {"limit": "8Gi", "recovery": {"maxRestarts": 1}},
-            "recovery.maxHostMemory is absent, so the limit of 8.00 GiB stays: write 12Gi",
-        ),
-        (  # its node ran out of memory: a larger limit in the plan would change nothing
-            {"recovery": {"maxHostMemory": "512Gi", "maxRestarts": 1}},
-            "the policy's container has no memory limit",
-        ),
-    ],
+    ("limit", "recovery", "message"),
+    [("8Gi", {"maxRestarts": 1}, TO_WRITE), ("", {"maxRestarts": 1, "maxHostMemory": "512Gi"}, NO_LIMIT)],
 )
-def test_a_limit_that_stays_is_explained(job: dict[str, Any], message: str) -> None:
-    cluster = kill(running(**job), times=2)
+def test_a_limit_that_stays_is_explained(limit: str, recovery: dict[str, Any], message: str) -> None:
+    cluster = kill(running(limit=limit, recovery=recovery), times=2)
     cluster.expect(failed="RestartsExhausted", failed_says=message, plan_changes=[])
 
 
@@ -69,9 +63,8 @@ def test_a_predicted_limit_is_doubled_at_most_over_all_attempts() -> None:
 
 
 def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
-    cluster = running(limit="8Gi", **PREDICTED)
-    cluster.expect(memory_pressure="LimitBelowPrediction", memory_pressure_says="in spec.policy.template")
-    cluster.expect(memory_pressure=False, memory_pressure_says="found 8.00 GiB")
+    cluster = running(limit="8Gi", **PREDICTED).expect(memory_pressure=(False, "LimitBelowPrediction"))
+    cluster.expect(memory_pressure_says=("in spec.policy.template", "found 8.00 GiB"))
 
 
 # --- shared memory ---
@@ -95,8 +88,7 @@ def test_a_dev_shm_that_is_too_small_grows(size: str, limit: str, found: str) ->
     before = cluster.pods[POLICY_0]
     reported = evidence(cluster, rank=1, phase=None, message=found) if found else None
     cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", step=3, evidence=reported)
-    cluster.next_attempt_runs()
-    after = cluster.pods[POLICY_0]
+    after = cluster.next_attempt_runs().pods[POLICY_0]
     if limit:
         assert after.memory_limit_bytes == 1080 << 20
     else:
@@ -134,17 +126,14 @@ def disaggregated(policy_gpus: int = 8, **rollout: Any) -> dict[str, Any]:
 def test_a_pod_killed_for_its_memory_stands_for_the_first_process_in_it(
     pod: str, job: dict[str, Any], rank: int
 ) -> None:
-    cluster = running(**job)
-    cluster.end(pod, 137, reason="OOMKilled").settled()
-    (change,) = cluster.stored.plan_changes
+    (change,) = running(**job).end(pod, 137, reason="OOMKilled").settled().stored.plan_changes
     assert (change.role, change.rank, change.diagnosis.class_name) == (pod.split("-")[1], rank, "HostMemory")
 
 
 def test_the_limit_of_the_pod_that_the_engine_is_in_is_raised() -> None:
+    message = "MemoryError: Unable to allocate 1.00 GiB for an array"
     cluster = running(**disaggregated(gpusPerReplica=4))
-    found = evidence(cluster, role="rollout", rank=7, message="MemoryError: Unable to allocate 1.00 GiB for an array")
-    cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="engine 7 ran out", step=3, evidence=found)
-    cluster.settled()
+    run_out(cluster, code=ExitCode.HOST_OUT_OF_MEMORY, role="rollout", rank=7, message=message).settle()
     (change,) = cluster.stored.plan_changes
     assert (change.remedy.setting, change.remedy.after) == ("hostMemory", "12Gi")
 
@@ -189,14 +178,16 @@ BOUND: dict[str, Any] = {"recovery": {"maxHostMemory": "4Gi"}}
 
 def other_trainer(gpus: int = 1, trainer: dict[str, Any] | None = None, **spec: Any) -> SimulatedCluster:
     policy = {"replicas": 2 if gpus else 1, "gpusPerReplica": gpus, "template": limited("1Gi")}
-    image = {"image": "registry.example/trl:1"}
-    return running_job(trainer=image | (trainer or {}), policy=policy, **spec)
+    return running_job(trainer={"image": "registry.example/trl:1"} | (trainer or {}), policy=policy, **spec)
 
 
-def probe_reports(cluster: SimulatedCluster, code: int, message: str, pod: str = POLICY_0) -> None:
-    rank = cluster.pods[pod].index
-    found = evidence(cluster, rank=rank, step=7, message=message)
-    cluster.end(pod, 1, sentence="out of memory", message_code=code, evidence=found)
+def run_out_of(cluster: SimulatedCluster, failure: tuple[int, str] | None) -> SimulatedCluster:
+    """`failure`: exit code and error that the probe reports, or None for a kill by the kernel."""
+    if not failure:
+        return cluster.end(POLICY_0, 137, reason="OOMKilled")
+    code, message = failure
+    found = evidence(cluster, rank=0, step=7, message=message)
+    return cluster.end(POLICY_0, 1, sentence="out of memory", message_code=code, evidence=found)
 
 
 @pytest.mark.parametrize(
@@ -204,35 +195,26 @@ def probe_reports(cluster: SimulatedCluster, code: int, message: str, pod: str =
     [
         (1, BOUND, None, "hostMemory", "HostMemory"),
         (1, {}, (DEVICE, FRAGMENTED), "expandableSegments", "Fragmentation"),
-        (1, {"trainer": {"adapter": "TRL", "supportedSettings": []}}, (DEVICE, SPIKE), "microBatchTokens", None),
+        (1, {"trainer": {"adapter": "TRL", "supportedSettings": []}}, (DEVICE, SPIKE), "microBatchTokens", ""),
         (0, ADAPTER, None, "microBatchTokens", "HostMemory"),
         (0, ADAPTER, (HOST, ALLOCATOR), "microBatchTokens", "HostMemory"),
         (0, ADAPTER | BOUND, None, "hostMemory", "HostMemory"),
     ],
 )
 def test_the_remedy_for_another_trainer(
-    gpus: int, spec: dict[str, Any], failure: tuple[int, str] | None, setting: str, diagnosed: str | None
+    gpus: int, spec: dict[str, Any], failure: tuple[int, str] | None, setting: str, diagnosed: str
 ) -> None:
-    """`failure`: exit code and error that the probe reports, or None for a kill by the kernel."""
     cluster = other_trainer(gpus, **spec)
-    before = cluster.stored.plan
-    assert before is not None
-    assert (before.generation, cluster.attempt.plan_generation) == (1, 1), "it has a plan from its first attempt on"
-    if failure:
-        probe_reports(cluster, *failure)
-    else:
-        cluster.end(POLICY_0, 137, reason="OOMKilled")
-    cluster.settled(adjustments=1, restarts=0)
-    first, plan = cluster.stored.attempts[0], cluster.stored.plan
-    assert first.remedy is not None
-    assert first.remedy.setting == setting
+    before = cluster.expect(plan_generation=1).plan  # it has one from its first attempt on
+    run_out_of(cluster, failure).settled(adjustments=1, restarts=0)
+    first = cluster.stored.attempts[0]
     assert first.diagnosis is not None
-    assert diagnosed in (None, first.diagnosis.class_name)
-    assert plan is not None
+    assert diagnosed in ("", first.diagnosis.class_name)
+    assert cluster.remedies == [setting]
     if setting == "microBatchTokens":
-        assert plan.micro_batch_tokens == before.micro_batch_tokens // 2
+        assert cluster.plan.micro_batch_tokens == before.micro_batch_tokens // 2
     if setting == "hostMemory":
-        assert GIB < (plan.host_memory_bytes or 0) <= 4 * GIB
+        assert GIB < (cluster.plan.host_memory_bytes or 0) <= 4 * GIB
     cluster.next_attempt_runs().expect(phase="Running", number=2)
 
 
@@ -248,18 +230,12 @@ def test_the_remedy_for_another_trainer(
 def test_a_job_of_another_trainer_without_a_remedy_is_explained(
     gpus: int, spec: dict[str, Any], failure: tuple[int, str] | None, message: str
 ) -> None:
-    spec = spec | {"recovery": {"maxRestarts": 0} | spec.get("recovery", {})}
-    cluster = other_trainer(gpus, **spec)
-    if failure:
-        probe_reports(cluster, *failure)
-    else:
-        cluster.end(POLICY_0, 137, reason="OOMKilled")
-    cluster.settled(failed=True, failed_says=message, plan_changes=[])
+    cluster = other_trainer(gpus, **spec | {"recovery": {"maxRestarts": 0} | spec.get("recovery", {})})
+    run_out_of(cluster, failure).settled(failed=True, failed_says=message, plan_changes=[])
 
 
 @pytest.mark.parametrize("code", [DEVICE, HOST])
 def test_an_outlived_memory_message_does_not_fail_a_complete_job(code: ExitCode) -> None:
     cluster = other_trainer()
-    found = evidence(cluster, rank=0)
-    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=found).end(POLICY_1, 0)
-    cluster.settled(phase="Complete", failed=False)
+    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=evidence(cluster, rank=0))
+    cluster.end(POLICY_1, 0).settled(phase="Complete", failed=False)
