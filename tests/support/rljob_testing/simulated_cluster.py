@@ -326,6 +326,15 @@ class SimulatedCluster:
         return self.status.display.phase
 
     @property
+    def kstatus(self) -> str:
+        """The rules of sigs.k8s.io/cli-utils/pkg/kstatus/status for kinds that it does not know."""
+        if self.stored.observed_generation != self.generation:
+            return "InProgress"
+        if self.holds(ConditionType.STALLED):
+            return "Failed"
+        return "Current" if self.holds(ConditionType.READY) else "InProgress"
+
+    @property
     def stored(self) -> RLJobStatus:
         assert self.status is not None
         return self.status
@@ -348,7 +357,7 @@ class SimulatedCluster:
         - a field of the status, or else of its latest attempt;
         - a condition in lower case: its status as a bool, its reason, or both in a tuple;
         - a condition or `message` with `_says`: a part of its message, or several in a tuple;
-        - `phase`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
+        - `phase`; `kstatus`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
         """
         found = {name: self._fact(name, value) for name, value in expected.items()}
         assert found == expected, f"{found} is not {expected}"
@@ -373,8 +382,8 @@ class SimulatedCluster:
             return (
                 (is_true, reason) if isinstance(expected, tuple) else is_true if isinstance(expected, bool) else reason
             )
-        if name == "phase":
-            return self.phase
+        if name in ("phase", "kstatus"):
+            return getattr(self, name)
         if name in ("pods", "deleting"):
             return {pod.name for pod in self.pods.values() if name == "pods" or pod.deleting}
         if name == "wait":

@@ -173,7 +173,7 @@ def test_an_overdue_step_is_reported_once(step: int, seconds: Any, allowed: floa
 
 
 def test_only_a_timed_report_of_the_attempt_tells_of_the_step_in_progress() -> None:
-    cluster = running_job().reports(5).tick(10_000).settled(running="StepsCommitted")
+    running_job().reports(5).tick(10_000).settled(running="StepsCommitted")
     cluster = told(5, seconds=QUICK).end(CONTROLLER, ExitCode.ERROR, sentence="an error")
     cluster.next_attempt_runs().expect(number=2).tick(700).settled(running="StepsCommitted")
 
@@ -208,9 +208,15 @@ def test_a_job_that_names_another_manager_is_left_to_it(manager: str, is_ours: b
 # --- objects that running pods need ---
 
 
-@pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/verl:1"}}])
-def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(trainer: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**trainer), facts={"objects_check_seconds": 0.0})
+@pytest.mark.parametrize(
+    ("spec", "kinds"),
+    [
+        ({}, {"ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "StepReport"}),
+        ({"trainer": {"image": "registry.example/verl:1"}}, {"ConfigMap", "Service"}),
+    ],
+)
+def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(spec: dict[str, Any], kinds: set[str]) -> None:
+    cluster = SimulatedCluster(spec=job_spec(**spec), facts={"objects_check_seconds": 0.0})
     cluster.round()
     creating = cluster.round()
     assert creating.create
@@ -218,9 +224,7 @@ def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(trainer: d
     waiting = cluster.observes(objects_check_seconds=120.0).run().round()
     assert (waiting.verify, waiting.requeue_after_seconds) == ((), 120.0)
     due = cluster.observes(objects_check_seconds=0.0).raise_steps(90).round()
-    own = {"ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "StepReport"}
-    kinds = {manifest["kind"] for manifest in due.verify} - {"NetworkPolicy"}
-    assert kinds == own if not trainer else kinds
+    assert {manifest["kind"] for manifest in due.verify} - {"NetworkPolicy"} == kinds
     assert due.requeue_after_seconds is not None
     assert (due.apply, due.create) == ((), ()), "a changed spec does not reach a running attempt"
     cluster.change_spec(suspend=True)
@@ -233,15 +237,6 @@ BROKEN = {"template": {"spec": {"containers": "rljob"}}}
 PAGE = (Path(__file__).parents[4] / "docs" / "job-life.md").read_text(encoding="utf-8")
 
 
-def kstatus(cluster: SimulatedCluster) -> str:
-    """The rules of sigs.k8s.io/cli-utils/pkg/kstatus/status for kinds that it does not know."""
-    if cluster.stored.observed_generation != cluster.generation:
-        return "InProgress"
-    if cluster.holds(ConditionType.STALLED):
-        return "Failed"
-    return "Current" if cluster.holds(ConditionType.READY) else "InProgress"
-
-
 def kubectl_wait(cluster: SimulatedCluster, type_: ConditionType) -> bool:
     """The rule of kubectl wait: a condition about an earlier generation does not count."""
     condition = cluster.condition(type_)
@@ -249,43 +244,27 @@ def kubectl_wait(cluster: SimulatedCluster, type_: ConditionType) -> bool:
 
 
 def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
-    cluster = SimulatedCluster(spec=job_spec(suspend=True))
-    cluster.settled(phase="Suspended")
-    assert kstatus(cluster) == "InProgress"
+    cluster = created_job(suspend=True).expect(phase="Suspended", kstatus="InProgress")
     cluster.change_spec(suspend=False).settled()
     cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods).tick(60)
-    cluster.settled(phase="Pending", ready="Pending", ready_says="Insufficient")
-    assert kstatus(cluster) == "InProgress"
-    cluster.run().expect(ready="Running")
-    assert kstatus(cluster) == "Current"
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=3)
-    cluster.settled(ready="Recovering", ready_says="it broke (restart 1 of 3)")
-    assert kstatus(cluster) == "InProgress"
-    cluster.next_attempt_runs()
-    cluster.end(CONTROLLER, 0, sentence="done", step=60).settled(ready="Complete")
-    assert kstatus(cluster) == "Current"
+    cluster.settled(phase="Pending", kstatus="InProgress", ready="Pending", ready_says="Insufficient")
+    cluster.run().expect(kstatus="Current", ready="Running").end(CONTROLLER, 1, sentence="it broke", step=3)
+    cluster.settled(kstatus="InProgress", ready="Recovering", ready_says="it broke (restart 1 of 3)")
+    cluster.next_attempt_runs().complete().expect(kstatus="Current", ready="Complete")
 
 
 def test_a_failed_job_is_stalled_for_its_reason() -> None:
     cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
-    cluster.settled(stalled="BadInput", stalled_says="the data set is empty")
-    assert kstatus(cluster) == "Failed"
-    cluster.change_spec(retry=1)
-    assert kstatus(cluster) == "InProgress", "the new generation is not observed yet"
-    cluster.settled()
-    assert kstatus(cluster) == "InProgress"
+    cluster.settled(kstatus="Failed", stalled="BadInput", stalled_says="the data set is empty").change_spec(retry=1)
+    cluster.expect(kstatus="InProgress")  # the new generation is not observed yet
+    cluster.settled(kstatus="InProgress")
 
 
 @pytest.mark.parametrize("facts", [{"foreign_pods": (POLICY_0,)}, {"foreign_object": "claim c exists"}])
-def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, object]) -> None:
+def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, Any]) -> None:
     cluster = SimulatedCluster()
     cluster.round()
-    cluster.facts = facts
-    cluster.settled()
-    assert kstatus(cluster) == "Failed"
-    cluster.facts = {}
-    cluster.tick(31)
-    assert kstatus(cluster.run()) == "Current"
+    cluster.observes(**facts).settled(kstatus="Failed").observes().tick(31).run().expect(kstatus="Current")
 
 
 @pytest.mark.parametrize("code", [0, int(ExitCode.BAD_INPUT)])
@@ -300,10 +279,8 @@ def test_conditions_of_a_finished_job_keep_up_with_edits(code: int) -> None:
 
 
 def test_only_stalled_and_ready_are_about_a_spec_that_cannot_be_used() -> None:
-    cluster = running_job()
-    cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
-    cluster.change_spec().settled()
-    assert kstatus(cluster) == "Failed"
+    cluster = running_job().observes(problem="spec.rollout.engineArgs: must not set model").change_spec()
+    cluster.settled(kstatus="Failed")
     observed = {condition.type: condition.observed_generation for condition in cluster.stored.conditions}
     assert (observed["Stalled"], observed["Ready"], observed["Running"]) == (2, 2, 1)
 
@@ -313,8 +290,7 @@ def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
     old = cluster.condition(ConditionType.FAILED).model_copy(update={"status": "True", "reason": "InvalidSpec"})
     kept = [it for it in cluster.stored.conditions if it.type not in ("Failed", "Stalled", "Ready")]
     cluster.set_status(cluster.stored.model_copy(update={"conditions": [*kept, old]}))
-    cluster.settled(phase="Invalid", failed=False)
-    assert kstatus(cluster) == "Failed"
+    cluster.settled(phase="Invalid", failed=False, kstatus="Failed")
     cluster.change_spec(policy={"replicas": 2}).run().expect(phase="Running")
 
 
