@@ -18,13 +18,11 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedPod
-from rljob_operator.reconcile.reconcile import reconcile
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,
     POLICY_0,
     POLICY_1,
-    SETTINGS,
     START,
     OperatorDied,
     SimulatedCluster,
@@ -92,8 +90,7 @@ class AnyCluster(RuleBasedStateMachine):
         self.cluster.place()
         for pod in list(self.cluster.pods.values()):
             if not pod.ended:
-                self.cluster.start(pod.name)
-                self.cluster.ready(pod.name)
+                self.cluster.start(pod.name).ready(pod.name)
 
     @rule(name=PODS, unschedulable=st.booleans())
     def a_pod_is_placed_or_not(self, name: str, unschedulable: bool) -> None:
@@ -148,33 +145,21 @@ class AnyCluster(RuleBasedStateMachine):
         if self.cluster.finalizer:
             self.cluster.delete_job()
 
-    # --- what always holds ---
-
     @invariant()
-    def attempts_are_numbered_in_order(self) -> None:
-        status = self.cluster.status
-        numbers = [attempt.number for attempt in status.attempts] if status else []
+    def attempts_and_changes_are_in_order_and_within_bounds(self) -> None:
+        status = self.cluster.status or RLJobStatus()
+        numbers = [attempt.number for attempt in status.attempts]
         assert numbers == sorted(set(numbers))
-
-    @invariant()
-    def changes_of_the_plan_are_kept_in_order_and_led_to_the_plan(self) -> None:
-        status = self.cluster.status
-        generations = [change.generation for change in status.plan_changes] if status else []
+        generations = [change.generation for change in status.plan_changes]
         assert generations == sorted(set(generations))
-        assert status is None or status.plan is None or not generations or generations[-1] <= status.plan.generation
+        if status.plan is not None:
+            assert max(generations, default=0) <= status.plan.generation
+            assert (status.plan.host_memory_bytes or 0) <= 16 << 30
 
     @invariant()
-    def what_the_plan_gives_does_not_exceed_its_bound(self) -> None:
-        plan = self.cluster.status.plan if self.cluster.status else None
-        assert plan is None or (plan.host_memory_bytes or 0) <= 16 << 30
-
-    @invariant()
-    def complete_and_failed_exclude_each_other(self) -> None:
+    def a_job_has_one_end_and_not_before_its_pods(self) -> None:
         if self.cluster.status is not None and self.cluster.status.conditions:
             assert not (self.cluster.holds(ConditionType.COMPLETE) and self.cluster.holds(ConditionType.FAILED))
-
-    @invariant()
-    def a_job_is_not_let_go_before_its_pods(self) -> None:
         if self.cluster.gone and self.cluster.deleting:
             assert not any(pod.node and not pod.ended for pod in self.cluster.pods.values())
 
@@ -183,14 +168,10 @@ class AnyCluster(RuleBasedStateMachine):
         cluster = self.cluster
         for _ in range(40):
             cluster.settled().finish_deletions()
-            cluster.place()
-            for pod in list(cluster.pods.values()):
-                if not pod.ended:
-                    cluster.start(pod.name).ready(pod.name)
+            self.pods_start()
             cluster.tick(400).settled()
-            controller = cluster.pods.get(CONTROLLER)
             all_run = len(cluster.pods) == 3 and all(pod.ready and not pod.deleting for pod in cluster.pods.values())
-            if controller is not None and all_run and not cluster.deleting:
+            if all_run and not cluster.deleting:
                 cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
         if cluster.deleting:
             assert cluster.gone
@@ -248,34 +229,28 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "adjustments", "in_place"),
+    ("code", "restarts", "adjustments", "in_place", "status_writes"),
     [
-        (ExitCode.WORKER_LOST, 1, 0, False),
-        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, False),
-        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, True),
+        (ExitCode.WORKER_LOST, 1, 0, False, 14),
+        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, False, 15),
+        (ExitCode.DEVICE_OUT_OF_MEMORY, 0, 1, True, 15),
     ],
 )
 def test_the_end_is_the_same_after_a_kill_between_any_two_writes(
-    code: ExitCode, restarts: int, adjustments: int, in_place: bool
+    code: ExitCode, restarts: int, adjustments: int, in_place: bool, status_writes: int
 ) -> None:
     undisturbed = _a_job_that_fails_once(code, None, in_place=in_place)
-    assert undisturbed.phase == "Complete"
-    assert undisturbed.status is not None
-    assert (undisturbed.status.restarts, undisturbed.status.adjustments) == (restarts, adjustments)
-    assert undisturbed.attempt.pods_of_attempt == (1 if in_place else None)
+    undisturbed.expect(phase="Complete", restarts=restarts, adjustments=adjustments, pods={CONTROLLER})
+    undisturbed.expect(pods_of_attempt=1 if in_place else None)
+    assert undisturbed.status_writes <= status_writes
     for write in range(undisturbed.writes):
         disturbed = _a_job_that_fails_once(code, write, in_place=in_place)
         assert disturbed.status == undisturbed.status, f"killed after {write} writes"
-        assert set(disturbed.pods) == set(undisturbed.pods) == {CONTROLLER}
-
-
-@pytest.mark.parametrize(("code", "most"), [(ExitCode.WORKER_LOST, 14), (ExitCode.DEVICE_OUT_OF_MEMORY, 15)])
-def test_a_recovered_job_takes_few_writes(code: ExitCode, most: int) -> None:
-    cluster = _a_job_that_fails_once(code, None)
-    assert cluster.status_writes <= most
+        assert set(disturbed.pods) == {CONTROLLER}
 
 
 # --- any status and any pods ---
+
 
 Model = TypeVar("Model")
 
@@ -360,7 +335,7 @@ def pod_sets(draw: st.DrawFn) -> tuple[ObservedPod, ...]:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=120)
 @given(
     status=statuses,
     pods=pod_sets(),
@@ -369,7 +344,7 @@ def pod_sets(draw: st.DrawFn) -> tuple[ObservedPod, ...]:
     ttl=st.sampled_from([None, 60]),
     problem=st.sampled_from([None, "spec: cannot be read"]),
 )
-def test_reconcile_answers_and_asks_for_nothing_impossible(
+def test_reconcile_asks_for_nothing_impossible_and_comes_to_rest(
     status: RLJobStatus,
     pods: tuple[ObservedPod, ...],
     suspend: bool,
@@ -377,16 +352,15 @@ def test_reconcile_answers_and_asks_for_nothing_impossible(
     ttl: int | None,
     problem: str | None,
 ) -> None:
-    limits = {"activeDeadlineSeconds": deadline, "ttlSecondsAfterFinished": ttl}
-    cluster = SimulatedCluster(spec=job_spec(suspend=suspend, **limits), facts={"problem": problem})
+    spec = job_spec(suspend=suspend, activeDeadlineSeconds=deadline, ttlSecondsAfterFinished=ttl)
+    cluster = SimulatedCluster(spec=spec, facts={"problem": problem}, pods={pod.name: pod for pod in pods})
     cluster.status = status
-    observed = replace(cluster.observe(), pods=pods)
 
-    desired = reconcile(observed, SETTINGS, START)
+    desired = cluster.decide()
 
     created = [manifest["metadata"]["name"] for manifest in desired.create if manifest["kind"] == "Pod"]
     assert len(set(created)) == len(created)
-    assert not set(created) & {pod.name for pod in pods}
+    assert not set(created) & cluster.pods.keys()
     assert {deletion.uid for deletion in desired.delete_pods} <= {pod.uid for pod in pods}
     driven = {pod.attempt for pod in pods if pod.role == "controller" and not pod.ended}
     workers = {pod.uid: pod.attempt for pod in pods if pod.role != "controller"}
@@ -394,12 +368,5 @@ def test_reconcile_answers_and_asks_for_nothing_impossible(
     if desired.status is not None:
         RLJobStatus.model_validate_json(desired.status.model_dump_json())
     assert desired.requeue_after_seconds is None or desired.requeue_after_seconds > 0
-
-
-@settings(deadline=None, max_examples=40)
-@given(status=statuses, pods=pod_sets(), suspend=st.booleans())
-def test_a_job_comes_to_rest_from_any_status(status: RLJobStatus, pods: tuple[ObservedPod, ...], suspend: bool) -> None:
-    cluster = SimulatedCluster(spec=job_spec(suspend=suspend), pods={pod.name: pod for pod in pods})
-    cluster.status = status
     for _ in range(5):
         cluster.settled().finish_deletions()
