@@ -25,154 +25,111 @@ from tests.unit.operator.observe.objects import UID, Object, job, node, pod, ste
 
 # --- pods ---
 
-NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-BAD_INPUT = TerminationMessage(exit_code=84, message="the task has no such reward")
+FRESH = ObservedPod(
+    name="sums-controller",
+    uid="uid-of-sums-controller",
+    role="controller",
+    index=0,
+    attempt=1,
+    phase="Pending",
+    created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+)
 AT_FOUR = datetime(2026, 1, 2, 4, tzinfo=UTC)
 RUNNING = {"running": {"startedAt": "2026-01-02T03:05:00Z"}}
-FULL_VOLUME = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
+BAD_INPUT = TerminationMessage(exit_code=84, message="the task has no such reward")
+NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+FULL_VOLUME = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
 
 
-def ours(**state: Any) -> Object:
-    return {"containerStatuses": [{"name": "sidecar", "state": {"running": {}}}, {"name": "rljob", **state}]}
+def ours(state: Object, **more: Any) -> Object:
+    return {"containerStatuses": [{"name": "rljob", "state": state, **more}]}
+
+
+def init(state: Object, **more: Any) -> Object:
+    return {"initContainerStatuses": [{"name": "fetch", "state": state, **more}]}
 
 
 def ended(code: int, reason: str = "Error", **more: str) -> Object:
     return {"terminated": {"exitCode": code, "reason": reason, **more}}
 
 
-def init(*containers: Object) -> Object:
-    return {"initContainerStatuses": list(containers)}
-
-
 def condition(type_: str, status: str, **more: Any) -> Object:
     return {"conditions": [{"type": type_, "status": status, **more}]}
 
 
-def waiting(reason: str, message: str = "") -> Object:
-    return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+def waiting(reason: str, **more: str) -> Object:
+    return {"waiting": {"reason": reason, **more}}
 
 
-READY_TRAINER = {"containerStatuses": [{"name": "rljob", "state": {"running": {}}, "ready": True}]}
-FRESH = {
-    "name": "sums-controller",
-    "role": "controller",
-    "index": 0,
-    "attempt": 1,
-    "created_at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-    "phase": "Pending",
-    "node": None,
-    "ready": False,
-    "started": False,
-    "ended": False,
-    "unschedulable": None,
-    "waiting": None,
-    "end": None,
-    "disruption": None,
-    "deleting": False,
-    "deletion_due_at": None,
-    "gated": False,
-    "memory_limit_bytes": None,
-    "shared_memory_bytes": None,
-    "restarts_in_place": False,
-}
+def end(*arguments: Any) -> Object:
+    return {"started": True, "end": ContainerTermination(*arguments)}
+
+
+STARTED = {"started": True}
+GATED = condition("Ready", "False", reason="ReadinessGatesNotReady")
+CRASHED = ended(1, message="no such bucket")
+PULL_ERROR = waiting("ErrImagePull", message="no such image")
+BACK_OFF = waiting("CrashLoopBackOff", message="back-off 5m0s")
 STATUSES: list[tuple[Object, Object]] = [
-    ({"phase": "Pending"}, FRESH),
-    (
-        {"phase": "Running", **ours(state=RUNNING), **condition("Ready", "True")},
-        {"phase": "Running", "ready": True, "started": True},
-    ),
+    ({}, {}),
+    (ours(RUNNING) | condition("Ready", "True"), STARTED | {"ready": True}),
     # --- placement; virtual kubelets may leave the time out ---
     (condition("PodScheduled", "True", lastTransitionTime="2026-01-02T04:00:00Z"), {"scheduled_at": AT_FOUR}),
-    (condition("PodScheduled", "True", lastTransitionTime=None), {"scheduled_at": None}),
-    (
-        condition("PodScheduled", "False", reason="Unschedulable", message=NO_ROOM),
-        {"unschedulable": NO_ROOM, "scheduled_at": None},
-    ),
-    (condition("PodScheduled", "False", reason="SchedulingGated", message="gated"), {"unschedulable": None}),
+    (condition("PodScheduled", "True", lastTransitionTime=None), {}),
+    (condition("PodScheduled", "False", reason="Unschedulable", message=NO_ROOM), {"unschedulable": NO_ROOM}),
+    (condition("PodScheduled", "False", reason="SchedulingGated", message="gated"), {}),
     # --- the end of the trainer ---
     (
-        ours(state=ended(84, finishedAt="2026-01-02T04:00:00Z", message=BAD_INPUT.to_json().decode())),
-        {"end": ContainerTermination(84, "Error", AT_FOUR, BAD_INPUT), "started": True, "ended": True},
+        ours(ended(84, finishedAt="2026-01-02T04:00:00Z", message=BAD_INPUT.to_json().decode())),
+        end(84, "Error", AT_FOUR, BAD_INPUT),
     ),
-    (
-        ours(state=ended(137, "OOMKilled", message="x" * 5000)),
-        {"end": ContainerTermination(137, "OOMKilled", None, None, "x" * 1024)},
-    ),
-    (
-        {"phase": "Running", **ours(state=RUNNING, lastState=ended(1), restartCount=1)},
-        {"end": None, "restart_count": 1},
-    ),
+    (ours(ended(137, "OOMKilled", message="x" * 5000)), end(137, "OOMKilled", None, None, "x" * 1024)),
+    (ours(RUNNING, lastState=ended(1), restartCount=1), STARTED | {"restart_count": 1}),
     # --- reasons why a container does not start ---
-    (ours(state=waiting("ErrImagePull", "no such image")), {"waiting": "ErrImagePull: no such image"}),
-    (ours(state=waiting("ContainerCreating")), {"waiting": None}),
-    (ours(state=waiting("PodInitializing")), {"waiting": None}),
+    (ours(PULL_ERROR), {"waiting": "ErrImagePull: no such image"}),
+    (ours(waiting("ContainerCreating")), {}),
+    (ours(waiting("PodInitializing")), {}),
+    (ours(PULL_ERROR) | init(waiting("CrashLoopBackOff")), {"waiting": "CrashLoopBackOff: init container fetch"}),
     (
-        ours(state=waiting("ErrImagePull")) | init({"name": "fetch", "state": waiting("CrashLoopBackOff")}),
-        {"waiting": "CrashLoopBackOff: init container fetch"},
-    ),
-    (
-        init(
-            {
-                "name": "fetch",
-                "state": waiting("CrashLoopBackOff", "back-off 5m0s"),
-                "lastState": ended(1, message="no such bucket"),
-            }
-        ),
+        init(BACK_OFF, lastState=CRASHED),
         {"waiting": "CrashLoopBackOff: init container fetch exited with code 1: no such bucket: back-off 5m0s"},
     ),
     # --- readiness is the trainer's: not that of sidecars and gates, but that of its node ---
-    (READY_TRAINER | condition("Ready", "False", reason="ContainersNotReady"), {"ready": True, "ended": False}),
-    (READY_TRAINER | condition("Ready", "False", reason="ReadinessGatesNotReady"), {"ready": True}),
-    (ours(state=RUNNING, ready=False) | condition("Ready", "False", reason="ReadinessGatesNotReady"), {"ready": False}),
-    (READY_TRAINER | condition("Ready", "False"), {"ready": False}),
+    (ours(RUNNING, ready=True) | GATED, STARTED | {"ready": True}),
+    (ours(RUNNING, ready=False) | GATED, STARTED),
+    (ours(RUNNING, ready=True) | condition("Ready", "False"), STARTED),
     # --- disruptions by the cluster, and evictions that are the pod's own fault ---
+    (condition("DisruptionTarget", "True", reason="Preempted"), {"disruption": "Preempted"}),
+    (condition("DisruptionTarget", "False", reason="Preempted"), {}),
+    ({"reason": "NodeLost", **ours(ended(1))}, end(1, "Error", None, None) | {"disruption": "NodeLost"}),
+    ({"phase": "Failed", "reason": "Unexpected"}, {"phase": "Failed", "disruption": "Unexpected"}),
+    ({"reason": "Error", **ours(ended(1))}, end(1, "Error", None, None)),
     (
-        condition("DisruptionTarget", "True", reason="PreemptionByScheduler"),
-        {"disruption": "PreemptionByScheduler"},
-    ),
-    (condition("DisruptionTarget", "False", reason="PreemptionByScheduler"), {"disruption": None}),
-    ({"phase": "Failed", "reason": "NodeLost", **ours(state=ended(1))}, {"disruption": "NodeLost"}),
-    ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, {"disruption": "UnexpectedAdmissionError"}),
-    ({"phase": "Failed", "reason": "Error", **ours(state=ended(1))}, {"disruption": None}),
-    (
-        {"phase": "Failed", "reason": "Evicted", "message": FULL_VOLUME},
-        {"disruption": None, "evicted": FULL_VOLUME.strip()},
+        {"phase": "Failed", "reason": "Evicted", "message": f"{FULL_VOLUME} "},
+        {"phase": "Failed", "evicted": FULL_VOLUME},
     ),
     (
-        {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
-        | condition("DisruptionTarget", "True", reason="TerminationByKubelet"),
-        {"disruption": "TerminationByKubelet", "evicted": None},
+        {"reason": "Evicted", "message": "low on memory"} | condition("DisruptionTarget", "True", reason="Kubelet"),
+        {"disruption": "Kubelet"},
     ),
-    (
-        {"phase": "Failed"} | init({"name": "fetch", "state": ended(137, "ContainerStatusUnknown")}),
-        {"failed_init_container": None},
-    ),
+    ({"phase": "Failed"} | init(ended(137, "ContainerStatusUnknown")), {"phase": "Failed"}),
 ]
-TRAINER = {"name": "rljob"}
+
+
+def trainer(**fields: Any) -> Object:
+    return {"containers": [{"name": "rljob", **fields}]}
+
+
+SMALL_DISK = {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "4Gi"}}]}
 SPECS: list[tuple[Object, Object]] = [
     ({"nodeName": "gpu-node"}, {"node": "gpu-node"}),
     ({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, {"gated": True}),
-    (
-        {
-            "containers": [TRAINER | {"resources": {"limits": {"memory": "1536Mi"}}}],
-            "volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "4Gi"}}],
-        },
-        {"memory_limit_bytes": 3 << 29, "shared_memory_bytes": 4 << 30},
-    ),
-    (
-        {"containers": [{"name": "sidecar", "resources": {"limits": {"memory": "1Gi"}}}]},
-        {"memory_limit_bytes": None},
-    ),
-    (
-        {"containers": [TRAINER | {"resources": {}}], "volumes": [{"name": "shm", "hostPath": {}}]},
-        {"memory_limit_bytes": None, "shared_memory_bytes": None},
-    ),
-    ({"containers": [TRAINER | {"resources": {"limits": {"memory": "1500m"}}}]}, {"memory_limit_bytes": None}),
-    (
-        {"containers": [TRAINER | {"restartPolicyRules": [{"action": "RestartAllContainers"}]}]},
-        {"restarts_in_place": True},
-    ),
-    ({"containers": [TRAINER]}, {"restarts_in_place": False}),
+    (SMALL_DISK, {"shared_memory_bytes": 4 << 30}),
+    (trainer(resources={"limits": {"memory": "1536Mi"}}), {"memory_limit_bytes": 3 << 29}),
+    ({"containers": [{"name": "sidecar", "resources": {"limits": {"memory": "1Gi"}}}]}, {}),
+    (trainer(resources={}) | {"volumes": [{"name": "shm", "hostPath": {}}]}, {}),
+    (trainer(resources={"limits": {"memory": "1500m"}}), {}),
+    (trainer(restartPolicyRules=[{"action": "RestartAllContainers"}]), {"restarts_in_place": True}),
 ]
 
 
@@ -195,8 +152,8 @@ def read(**fields: Any) -> ObservedPod:
     ],
 )
 def test_what_is_read_from_a_pod(fields: Object, facts: Object) -> None:
-    found = read(**fields)
-    assert {name: getattr(found, name) for name in facts} == facts
+    """`facts`: those that a fresh pod does not have."""
+    assert read(**fields) == replace(FRESH, **facts)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +167,21 @@ def test_what_is_read_from_a_pod(fields: Object, facts: Object) -> None:
     ],
 )
 def test_an_init_container_has_failed_if_nothing_restarts_it(own: Object, phase: str, code: int, failed: bool) -> None:
-    containers = init({"name": "first", "state": ended(0)}, {"name": "fetch", "state": ended(code, message="boom")})
-    found = read(spec={"initContainers": [{"name": "fetch", **own}]}, status={"phase": phase} | containers)
+    statuses = [{"name": "first", "state": ended(0)}, {"name": "fetch", "state": ended(code, message="boom")}]
+    found = read(
+        spec={"initContainers": [{"name": "fetch", **own}]}, status={"phase": phase, "initContainerStatuses": statuses}
+    )
     message = f"init container fetch of pod p exited with code {code}: boom"
     failure = found.failed_init_container
     assert (failure and failure.message("init container", "p")) == (message if failed else None)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_sidecar_that_ends_first_does_not_end_the_trainer(code: int) -> None:
+    logger = {"name": "logger", "state": ended(code)}
+    containers = {"containerStatuses": [logger, {"name": "rljob", "state": RUNNING, "ready": True}]}
+    found = read(status=containers | condition("Ready", "False", reason="ContainersNotReady"))
+    assert (found.ended, found.ready, found.failed_sidecar is None) == (False, True, code == 0)
 
 
 def test_a_trainer_has_ended_though_sidecars_run() -> None:
