@@ -288,19 +288,6 @@ def test_a_status_that_cannot_be_read_counts_as_absent() -> None:
     assert (parsed.job.status, parsed.problem) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("status", "placed"),
-    [
-        ({}, False),
-        (condition("Scheduled", "True"), True),
-        ({"display": {"phase": "Complete"}}, True),
-        ({"display": {"phase": "Recovering"}}, False),
-    ],
-)
-def test_a_job_that_has_its_nodes_or_needs_none(status: Object, placed: bool) -> None:
-    assert job_fact(job(status=status)).placed == placed
-
-
 def test_only_the_first_errors_of_a_job_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def put_into_words(_: ProblemText, error: ErrorDetails) -> str:
         worded.append(error)

@@ -123,16 +123,20 @@ def test_a_node_with_room_wakes_the_jobs_that_have_no_nodes(observer: Observer, 
     assert seen(observer).nodes == (ObservedNode("cpu-node", gpus=0, usable=False),)
 
 
-def test_running_jobs_are_known(observer: Observer) -> None:
-    statuses: list[tuple[Object, bool]] = [
-        ({}, False),
-        (SCHEDULED, True),
-        ({"display": {"phase": "Recovering"}}, True),
-        ({"display": {"phase": "Complete"}}, False),
-    ]
-    for version, (status, runs) in enumerate(statuses, start=10):
-        observer.jobs.put(job(version=version, status=status))
-        assert observer.runs(SUMS) == runs
+@pytest.mark.parametrize(
+    ("status", "placed", "runs"),
+    [
+        ({}, False, False),
+        (SCHEDULED, True, True),
+        ({"display": {"phase": "Recovering"}}, False, True),
+        ({"display": {"phase": "Complete"}}, True, False),
+    ],
+)
+def test_jobs_that_have_or_need_no_nodes_and_those_that_run(
+    observer: Observer, status: Object, placed: bool, runs: bool
+) -> None:
+    observer.jobs.put(job(status=status))
+    assert (job_facts.job_fact(job(status=status)).placed, observer.runs(SUMS)) == (placed, runs)
 
 
 def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,19 +291,11 @@ def test_a_namespace_that_cannot_be_watched_stops_no_other() -> None:
                 watch._heard_at -= 700.0
         assert health.problem() is None
         WATCH_AGE_SECONDS.clear()  # its functions would outlive the test
-
-    cluster = TwoNamespaces({"team-b"})
-    asyncio.run(cluster.watch(story))
-    assert cluster.attended == ["team-a"]
-
-
-def test_a_namespace_that_is_lost_and_comes_back_is_attended_again() -> None:
-    async def story(watches: list[Reflector], attendance: Attendance) -> None:
         for attended in (True, False, True):
             cluster.lost = set() if attended else {"team-b"}
             while attendance.includes("team-b") != attended or not attendance.includes("team-a"):
                 await asyncio.sleep(0.01)
 
-    cluster = TwoNamespaces(set())
+    cluster = TwoNamespaces({"team-b"})
     asyncio.run(cluster.watch(story))
-    assert sorted(cluster.attended, key=str) == ["team-a", "team-b", "team-b"]
+    assert cluster.attended == ["team-a", "team-b", "team-b"]

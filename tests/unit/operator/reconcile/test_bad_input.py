@@ -70,27 +70,12 @@ def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
     cluster.complete().set_status(RLJobStatus()).settled(phase="Complete", pods={CONTROLLER})
 
 
-def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
-    cluster = running_job()
-    conditions = [
-        it.model_copy(update={"status": "True"}) if it.type == "Complete" else it for it in cluster.stored.conditions
-    ]
-    cluster.set_status(cluster.stored.model_copy(update={"conditions": conditions}))
-    cluster.next_attempt_runs().expect(phase="Running")
-
-
 def test_times_to_come_do_not_stop_a_job() -> None:
     cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=0).stop()
     never = cluster.now.replace(year=9999)
     attempt = cluster.attempt.model_copy(update={"end_time": never})
     cluster.set_status(cluster.stored.model_copy(update={"attempts": [attempt], "update_time": never}))
     cluster.settled().tick(10).run().expect(phase="Running")
-
-
-def test_pods_of_an_ended_attempt_are_deleted_in_order() -> None:
-    cluster = running_job().vanish(POLICY_1).change_pod(POLICY_0, attempt=0).change_pod(CONTROLLER, attempt=0)
-    cluster.round()
-    cluster.expect(deleting={CONTROLLER}, pods={CONTROLLER, POLICY_0})
 
 
 # --- objects of others, and refusals ---
@@ -157,7 +142,7 @@ def test_an_unusable_step_report_is_reported_once() -> None:
 
 
 def test_a_report_from_the_future_or_from_before_the_job_is_not_believed() -> None:
-    cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None)
+    cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None, plan=None)
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": MAX_INTEGER}))
     cluster.settled(running="StepReportIgnored", plan=None)
     cluster = SimulatedCluster().reports(60, attempt=7, reward=1.0)

@@ -163,12 +163,6 @@ def test_the_trainer_does_not_set_what_its_pods_are_given() -> None:
     cluster.settled(plan=greedy.model_copy(update={"host_memory_bytes": 12 * GIB, "excluded_nodes": []}))
 
 
-def test_a_report_that_cannot_be_believed_changes_no_plan() -> None:
-    cluster = running()
-    cluster.reports(3, attempt=7, plan=SECOND_PLAN, plan_changes=[trainers_change(cluster)]).tick(10)
-    cluster.settled(plan=PLAN, adjustments=0)
-
-
 # --- warnings ---
 
 

@@ -36,54 +36,37 @@ def created(spec: dict[str, Any], facts: dict[str, Any]) -> SimulatedCluster:
 # --- the node of the controller ---
 
 
-def controller_pod(cluster: SimulatedCluster) -> dict[str, Any]:
-    cluster.round()
-    [pod] = [manifest for manifest in cluster.round().create if manifest["metadata"]["name"] == CONTROLLER]
-    spec: dict[str, Any] = pod["spec"]
-    return spec
-
-
 TAINTED_CPU_NODE = ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True)
-TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
+TAINTED_GPU_NODE = replace(GPU_NODE, tainted=True)
 TOLERATING = {"template": {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "controller", "required"),
+    ("nodes", "controller", "required", "tolerates"),
     [
-        ((CPU_NODE, GPU_NODE), {}, True),
-        ((GPU_NODE,), {}, False),
-        ((), {}, False),
-        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), {}, False),
-        ((TAINTED_CPU_NODE, GPU_NODE), {}, False),
-        ((TAINTED_CPU_NODE, GPU_NODE), TOLERATING, True),
+        ((CPU_NODE, GPU_NODE), {}, True, False),
+        ((GPU_NODE,), {}, False, False),
+        ((), {}, False, False),  # such as a cluster of GKE Autopilot, which refuses the toleration
+        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), {}, False, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), {}, False, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), TOLERATING, True, True),
+        ((TAINTED_GPU_NODE,), {}, False, True),
+        ((replace(TAINTED_GPU_NODE, usable=False),), {}, False, False),
+        ((CPU_NODE, TAINTED_GPU_NODE), {}, True, False),
+        (None, {}, False, True),
     ],
 )
-def test_the_controller_requires_a_gpu_free_node_where_there_is_one(
-    nodes: tuple[ObservedNode, ...], controller: dict[str, Any], required: bool
+def test_the_controller_requires_a_gpu_free_node_or_tolerates_gpu_nodes(
+    nodes: tuple[ObservedNode, ...] | None, controller: dict[str, Any], required: bool, tolerates: bool
 ) -> None:
-    spec = controller_pod(SimulatedCluster(spec=job_spec(controller=controller), nodes=nodes))
-    affinity = spec["affinity"]["nodeAffinity"]
+    """`nodes`: None if the operator does not watch them."""
+    settings = SETTINGS.model_copy(update={"watch_nodes": nodes is not None})
+    cluster = SimulatedCluster(spec=job_spec(controller=controller), nodes=nodes or (), settings=settings)
+    cluster.round()
+    [pod] = [manifest for manifest in cluster.round().create if manifest["metadata"]["name"] == CONTROLLER]
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
     assert ("requiredDuringSchedulingIgnoredDuringExecution" in affinity) == required
-
-
-@pytest.mark.parametrize(
-    ("nodes", "watch_nodes", "tolerates"),
-    [
-        ((), True, False),  # such as a cluster of GKE Autopilot, which refuses the toleration
-        ((GPU_NODE,), True, False),
-        ((TAINTED_GPU_NODE,), True, True),
-        ((replace(TAINTED_GPU_NODE, usable=False),), True, False),
-        ((CPU_NODE, TAINTED_GPU_NODE), True, False),
-        ((), False, True),
-    ],
-)
-def test_the_controller_tolerates_gpu_nodes_only_if_it_needs_one(
-    nodes: tuple[ObservedNode, ...], watch_nodes: bool, tolerates: bool
-) -> None:
-    settings = SETTINGS.model_copy(update={"watch_nodes": watch_nodes})
-    spec = controller_pod(SimulatedCluster(nodes=nodes, settings=settings))
-    assert bool(spec.get("tolerations")) == tolerates
+    assert bool(pod["spec"].get("tolerations")) == tolerates
 
 
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:

@@ -169,11 +169,10 @@ def test_an_end_has_the_same_result_with_and_without_a_sidecar(exit_code: int, s
     assert results[1][0] is not None
 
 
-@pytest.mark.parametrize("sidecars", [(), MESH])
-def test_a_lost_worker_ends_the_attempt_after_the_controllers_grace(sidecars: tuple[str, ...]) -> None:
-    cluster = running_job().end(POLICY_0, 83, sidecars=sidecars).settled(reason=None, running=(False, "Stopping"))
-    kept = ("container istio-proxy of pod demo-policy-0 still runs",) if sidecars else ()
-    cluster.expect(running_says=("the trainer has ended in demo-policy-0 (exit code 83)", *kept))
+def test_a_lost_worker_with_a_sidecar_ends_the_attempt_after_the_grace() -> None:
+    cluster = running_job().end(POLICY_0, 83, sidecars=MESH).settled(reason=None, running=(False, "Stopping"))
+    ended = "the trainer has ended in demo-policy-0 (exit code 83)"
+    cluster.expect(running_says=(ended, "container istio-proxy of pod demo-policy-0 still runs"))
     cluster.tick(21).settled(reason="WorkerLost")
 
 

@@ -56,12 +56,6 @@ def test_deletion_ends_the_controller_then_workers_then_finalizer(facts: dict[st
     assert cluster.settled().gone
 
 
-def test_a_job_that_is_deleted_before_it_started_goes_at_once() -> None:
-    cluster = SimulatedCluster()
-    cluster.round()
-    assert cluster.delete_job().settled().gone
-
-
 def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
     cluster = SimulatedCluster(facts={"namespace_terminating": True})
     cluster.settled(pods=set(), scheduled="NamespaceTerminating")
