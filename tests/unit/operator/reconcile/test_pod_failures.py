@@ -8,15 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_operator.observe.pod_facts import observed_pod
-from rljob_testing.simulated_cluster import (
-    CONTROLLER,
-    POLICY_0,
-    POLICY_1,
-    SimulatedCluster,
-    created_job,
-    job_spec,
-    running_job,
-)
+from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, created_job, running_job
 from tests.unit.operator.observe.objects import pod
 
 INIT_FAILED = {
@@ -45,7 +37,7 @@ PREEMPTED = {
 }
 MESH = ("istio-proxy",)
 WORKERS = {POLICY_0, POLICY_1}
-OTHER_TRAINER = job_spec(trainer={"image": "registry.example/other:1"})
+OTHER_TRAINER: dict[str, Any] = {"trainer": {"image": "registry.example/other:1"}}
 
 
 def kubelet_reports(cluster: SimulatedCluster, name: str, status: dict[str, Any]) -> SimulatedCluster:
@@ -99,9 +91,9 @@ def test_a_failed_sidecar_that_keeps_a_pod_from_being_ready_is_named() -> None:
     cluster.expect(running_says=(message, "kubectl logs demo-policy-1 -c logger has more"))
 
 
-@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER])
+@pytest.mark.parametrize("spec", [{}, OTHER_TRAINER])
 def test_attempts_that_the_cluster_ends_without_a_step_are_limited(spec: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=spec | {"recovery": {"maxRestarts": 0}}).run()
+    cluster = running_job(**spec, recovery={"maxRestarts": 0})
     message = ("20 attempts in a row ended before a step was committed", "was removed by the cluster (Preempted)")
     fail_all_attempts(cluster, PREEMPTED).expect(failed="NoProgress", number=20, failed_says=message)
 
@@ -118,30 +110,26 @@ def test_progress_between_disruptions_keeps_a_job_alive() -> None:
 # --- another trainer: no controller, complete when every pod is ---
 
 
-def other_trainer() -> SimulatedCluster:
-    return SimulatedCluster(spec=OTHER_TRAINER).run()
-
-
 def test_another_trainer_completes_with_all_pods_and_keeps_their_logs() -> None:
-    cluster = other_trainer().expect(phase="Running", pods=WORKERS).end(POLICY_0, 0).settled(phase="Running")
-    cluster.tick(3600).settled(phase="Running")
+    cluster = running_job(**OTHER_TRAINER).expect(phase="Running", pods=WORKERS)
+    cluster.end(POLICY_0, 0).settled(phase="Running").tick(3600).settled(phase="Running")
     cluster.end(POLICY_1, 0).settled(phase="Complete", pods=WORKERS)
 
 
 def test_a_suspended_job_of_another_trainer_stops_all_pods_at_once() -> None:
-    other_trainer().change_spec(suspend=True).settled(deleting=WORKERS)
+    running_job(**OTHER_TRAINER).change_spec(suspend=True).settled(deleting=WORKERS)
 
 
 @pytest.mark.parametrize("code", [2, 84, 143])
 def test_exit_codes_of_another_trainer_have_no_meaning_of_rljobs(code: int) -> None:
-    cluster = other_trainer().end(POLICY_1, code, text="CUDA error")
+    cluster = running_job(**OTHER_TRAINER).end(POLICY_1, code, text="CUDA error")
     cluster.settled(reason="Error", exit_code=code, restarts=1, recovering=True, recovering_says="CUDA error")
     cluster.expect(message_says=f"pod demo-policy-1 exited with code {code} (Error): CUDA error")
     cluster.next_attempt_runs().expect(phase="Running", number=2)
 
 
 def test_a_termination_message_of_another_trainer_has_rljobs_meaning() -> None:
-    cluster = other_trainer().end(POLICY_1, 84, sentence="the data set is empty")
+    cluster = running_job(**OTHER_TRAINER).end(POLICY_1, 84, sentence="the data set is empty")
     cluster.settled(failed="BadInput", failed_says="the data set is empty")
 
 
@@ -156,12 +144,12 @@ def outcome(cluster: SimulatedCluster) -> tuple[Any, ...]:
     return attempt.reason, attempt.message, attempt.exit_code, holds, status.restarts, status.adjustments
 
 
-@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER], ids=["own", "other"])
+@pytest.mark.parametrize("spec", [{}, OTHER_TRAINER], ids=["own", "other"])
 @pytest.mark.parametrize("exit_code", [0, 1, 137, 143, 80, 81, 83, 84])
 def test_an_end_has_the_same_result_with_and_without_a_sidecar(exit_code: int, spec: dict[str, Any]) -> None:
     results = []
     for sidecars in ((), MESH):
-        cluster = SimulatedCluster(spec=spec).run()
+        cluster = running_job(**spec)
         for name in list(cluster.pods) if "trainer" in spec else [CONTROLLER]:
             cluster.end(name, exit_code, reason="OOMKilled" if exit_code == 137 else "Error", sidecars=sidecars)
         results.append(outcome(cluster))
@@ -177,7 +165,7 @@ def test_a_lost_worker_with_a_sidecar_ends_the_attempt_after_the_grace() -> None
 
 
 def test_pods_with_sidecars_are_deleted_before_the_next_attempt() -> None:
-    cluster = running_job().end(CONTROLLER, 1, sidecars=MESH).settled(deleting={CONTROLLER, *WORKERS})
+    running_job().end(CONTROLLER, 1, sidecars=MESH).settled(deleting={CONTROLLER, *WORKERS})
     cluster = running_job()
     for name in cluster.pods:
         cluster.end(name, 1, sidecars=MESH)
@@ -186,9 +174,9 @@ def test_pods_with_sidecars_are_deleted_before_the_next_attempt() -> None:
     cluster.expect(deleting={CONTROLLER, *WORKERS}).next_attempt_runs().expect(number=2, running=True)
 
 
-@pytest.mark.parametrize("spec", [job_spec(), OTHER_TRAINER], ids=["own", "other"])
+@pytest.mark.parametrize("spec", [{}, OTHER_TRAINER], ids=["own", "other"])
 def test_the_kept_pods_of_a_finished_job_go_if_a_sidecar_holds_them(spec: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=spec).run()
+    cluster = running_job(**spec)
     names = set(cluster.pods) if "trainer" in spec else {CONTROLLER}
     for name in names:
         cluster.end(name, 0, sidecars=MESH)
