@@ -422,14 +422,24 @@ class SimulatedCluster:
         return self.run()
 
 
-def created_job(**spec: Any) -> SimulatedCluster:
-    """A job whose pods are created and not yet placed."""
-    return SimulatedCluster(spec=job_spec(**spec)).settled()
+def new_job(
+    settings: OperatorSettings = SETTINGS,
+    nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE),
+    facts: dict[str, Any] | None = None,
+    **spec: Any,
+) -> SimulatedCluster:
+    """A job that was applied just now. `spec`: as of `job_spec`."""
+    return SimulatedCluster(spec=job_spec(**spec), settings=settings, nodes=nodes, facts=dict(facts or {}))
 
 
-def running_job(**spec: Any) -> SimulatedCluster:
-    """A job whose attempt commits steps."""
-    return SimulatedCluster(spec=job_spec(**spec)).run()
+def created_job(**given: Any) -> SimulatedCluster:
+    """A job whose pods are created and not yet placed. `given`: as of `new_job`."""
+    return new_job(**given).settled()
+
+
+def running_job(**given: Any) -> SimulatedCluster:
+    """A job whose attempt commits steps. `given`: as of `new_job`."""
+    return new_job(**given).run()
 
 
 CONTROLLER, POLICY_0, POLICY_1 = "demo-controller", "demo-policy-0", "demo-policy-1"

@@ -11,15 +11,7 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
 from rljob_testing.memory_plans import memory_profile
-from rljob_testing.simulated_cluster import (
-    CONTROLLER,
-    CPU_NODE,
-    GPU_NODE,
-    PLAN,
-    SimulatedCluster,
-    job_spec,
-    running_job,
-)
+from rljob_testing.simulated_cluster import CONTROLLER, CPU_NODE, GPU_NODE, PLAN, SimulatedCluster, running_job
 
 GIB = 1 << 30
 FRAGMENTED = (
@@ -80,6 +72,6 @@ def waiting(
     nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
 ) -> SimulatedCluster:
     """A job whose controller cannot continue and waits for a changed plan."""
-    cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run().tick(10)
+    cluster = running_job(**spec, nodes=nodes).tick(10)
     found = evidence(cluster)
     return cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=found, pending_exit=PENDING)

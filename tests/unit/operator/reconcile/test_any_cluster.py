@@ -27,6 +27,7 @@ from rljob_testing.simulated_cluster import (
     OperatorDied,
     SimulatedCluster,
     job_spec,
+    new_job,
 )
 
 PODS = st.sampled_from([CONTROLLER, POLICY_0, POLICY_1])
@@ -38,7 +39,7 @@ class AnyCluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = SimulatedCluster()
+        self.cluster = new_job()
         self.old: tuple[Observed, int] | None = None
 
     @initialize(
@@ -192,7 +193,7 @@ TestAnyCluster.settings = settings(
 
 def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_place: bool = False) -> SimulatedCluster:
     """A job from apply to Complete with one failure; the operator dies after that many writes."""
-    cluster = SimulatedCluster()
+    cluster = new_job()
     cluster.nodes = tuple(replace(node, restarts_in_place=in_place) for node in cluster.nodes)
 
     def settle() -> None:

@@ -22,7 +22,7 @@ from rljob_testing.simulated_cluster import (
     POLICY_1,
     START,
     SimulatedCluster,
-    job_spec,
+    new_job,
     running_job,
 )
 
@@ -33,7 +33,7 @@ UNREADABLE: dict[str, Any] = {"problem": "spec.rollout.engineArgs: must not set 
 
 
 def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
-    cluster = SimulatedCluster(facts=UNREADABLE)
+    cluster = new_job(facts=UNREADABLE)
     assert cluster.settle() == Desired()
     cluster.expect(phase="Invalid", stalled=(True, "InvalidSpec"), stalled_says="must not set model", failed=False)
     cluster.observes().run().expect(phase="Running", stalled=False)
@@ -50,7 +50,7 @@ def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> Non
 
 
 def test_an_unmergeable_template_is_an_invalid_spec_that_can_be_suspended() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"template": {"spec": {"containers": "rljob"}}}))
+    cluster = new_job(policy={"template": {"spec": {"containers": "rljob"}}})
     assert cluster.settle() == Desired()
     cluster.expect(stalled="InvalidSpec", pods=set())
     assert cluster.events == ["InvalidSpec"]
@@ -97,7 +97,7 @@ QUOTA = 'pods "demo-controller" is forbidden: exceeded quota: gpus, requested: 1
 def test_an_obstacle_is_named_once_and_tried_again_later(
     facts: dict[str, Any], reason: str, message: str, events: list[str]
 ) -> None:
-    cluster = SimulatedCluster()
+    cluster = new_job()
     cluster.round()
     first = cluster.observes(**facts).round()
     assert (first.create, first.delete_pods) == ((), ())
@@ -110,13 +110,13 @@ def test_an_obstacle_is_named_once_and_tried_again_later(
 
 
 def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
-    cluster = SimulatedCluster(facts={"foreign_pods": ("stranger",)}).run().expect(phase="Running")
+    cluster = running_job(facts={"foreign_pods": ("stranger",)}).expect(phase="Running")
     assert cluster.events == ["ForeignPodIgnored"]
 
 
 def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
     left = "StepReport demo belongs to a deleted job of this name; waiting for its garbage collection"
-    cluster = SimulatedCluster()
+    cluster = new_job()
     cluster.round()
     cluster.observes(left_behind=left)
     for seconds, reason in ((30, "WaitingForPods"), (29, "WaitingForPods"), (1, "ObjectLeftBehind")):
@@ -145,8 +145,7 @@ def test_a_report_from_the_future_or_from_before_the_job_is_not_believed() -> No
     cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None, plan=None)
     cluster.reports(3, plan=PLAN.model_copy(update={"generation": MAX_INTEGER}))
     cluster.settled(running="StepReportIgnored", plan=None)
-    cluster = SimulatedCluster().reports(60, attempt=7, reward=1.0)
-    cluster.settled(step=None, reward=None, plan=None, from_step=1)
+    cluster = new_job().reports(60, attempt=7, reward=1.0).settled(step=None, reward=None, plan=None, from_step=1)
     cluster.expect(number=8)  # attempts are numbered after those reported, even if the status is lost
 
 
@@ -268,7 +267,7 @@ def test_a_hostile_report_leads_to_a_status_that_can_be_written() -> None:
 
 
 def test_a_job_of_1024_pods_keeps_its_status_small() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 1024}, recovery={"maxRestarts": 100}))
+    cluster = new_job(policy={"replicas": 1024}, recovery={"maxRestarts": 100})
     cluster.nodes = tuple(replace(node, restarts_in_place=True) for node in cluster.nodes)
     cluster.run()
     for step in (1, 2):

@@ -25,7 +25,7 @@ from rljob_testing.simulated_cluster import (
     SETTINGS,
     SimulatedCluster,
     created_job,
-    job_spec,
+    new_job,
     rank_memory,
     reasons,
     running_job,
@@ -36,7 +36,7 @@ ALL_PODS = {CONTROLLER, POLICY_0, POLICY_1}
 
 
 def test_the_first_round_records_the_attempt_and_the_second_creates_it() -> None:
-    cluster = SimulatedCluster()
+    cluster = new_job()
     first = cluster.round()
     assert first == Desired(claim=cluster.settings.installation, finalizer=True, status=first.status)
     cluster.expect(number=1, start_time=cluster.now, observed_generation=1, phase="Pending")
@@ -131,8 +131,7 @@ def test_an_overdue_job_fails_after_its_step_is_committed() -> None:
 
 
 def test_the_deadline_does_not_count_time_in_the_queue_before_the_start() -> None:
-    spec = job_spec(activeDeadlineSeconds=3600, queueName="gpus")
-    cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True}).settled().gate()
+    cluster = created_job(activeDeadlineSeconds=3600, queueName="gpus", facts={"kueue_installed": True}).gate()
     cluster.tick(86_400).settled(phase="Pending", start_time=None).gate(False)
     cluster.run().expect(start_time=cluster.now)
     cluster.tick(3600).settled(phase="Failed", failed="DeadlineExceeded")
@@ -201,7 +200,7 @@ def test_a_finished_job_is_not_claimed() -> None:
 
 @pytest.mark.parametrize(("manager", "is_ours"), [("rljob.dev/operator", True), ("kueue.x-k8s.io/multikueue", False)])
 def test_a_job_that_names_another_manager_is_left_to_it(manager: str, is_ours: bool) -> None:
-    cluster = SimulatedCluster(spec=job_spec(managedBy=manager))
+    cluster = new_job(managedBy=manager)
     assert (cluster.decide() != Desired()) == is_ours
 
 
@@ -216,7 +215,7 @@ def test_a_job_that_names_another_manager_is_left_to_it(manager: str, is_ours: b
     ],
 )
 def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(spec: dict[str, Any], kinds: set[str]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec), facts={"objects_check_seconds": 0.0})
+    cluster = new_job(**spec, facts={"objects_check_seconds": 0.0})
     cluster.round()
     creating = cluster.round()
     assert creating.create
@@ -262,7 +261,7 @@ def test_a_failed_job_is_stalled_for_its_reason() -> None:
 
 @pytest.mark.parametrize("facts", [{"foreign_pods": (POLICY_0,)}, {"foreign_object": "claim c exists"}])
 def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, Any]) -> None:
-    cluster = SimulatedCluster()
+    cluster = new_job()
     cluster.round()
     cluster.observes(**facts).settled(kstatus="Failed").observes().tick(31).run().expect(kstatus="Current")
 

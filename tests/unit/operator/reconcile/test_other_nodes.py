@@ -19,9 +19,9 @@ from rljob_testing.simulated_cluster import (
     POLICY_0,
     POLICY_1,
     SimulatedCluster,
-    job_spec,
+    new_job,
 )
-from tests.unit.operator.reconcile.memory_failures import FACTS, PENDING, evidence, run_out, running, waiting
+from tests.unit.operator.reconcile.memory_failures import PENDING, evidence, run_out, running, waiting
 
 NO_SETTING_LEFT = {"maxAdjustments": 0}
 STATE = {"class": "OptimizerState", "confidence": 0.9, "message": "the optimizer's state does not fit"}
@@ -77,9 +77,8 @@ def test_pods_learn_of_the_growth_by_the_plan_and_the_manifest_stays() -> None:
 
 
 def test_a_queue_gets_the_whole_group() -> None:
-    spec = job_spec(policy={"replicas": 1}, queueName="gpus", recovery=NO_SETTING_LEFT | {"maxGpus": 2})
-    cluster = SimulatedCluster(spec=spec, facts={"kueue_installed": True}).run()
-    written = created_after_growth(cluster.reports(3, memory_profile=FACTS, phase="update").settled())
+    cluster = growing(2, queueName="gpus", facts={"kueue_installed": True})
+    written = created_after_growth(cluster)
     pods = [manifest for name, manifest in written.items() if name.startswith("Pod/")]
     assert [pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in pods] == ["3"] * 3
     cluster.expect(scheduled="WaitingForQueue", scheduled_says=GROWN)
@@ -143,7 +142,7 @@ FOUR_GPUS = ObservedNode("four-gpus", gpus=4, usable=True)
 def held_by_foreign_processes(times: int, nodes: tuple[ObservedNode, ...], **spec: Any) -> SimulatedCluster:
     """A job of another trainer, whose pod ran out of memory `times` times, on `gpu-node` each time."""
     given = {"policy": {"replicas": 1, "gpusPerReplica": 1}, **SLEEPING_ENGINE, **spec}
-    cluster = SimulatedCluster(spec=job_spec(**given), nodes=nodes)
+    cluster = new_job(**given, nodes=nodes)
     for _ in range(times):
         cluster.stop().tick(400).settled().place(POLICY_0, node="gpu-node").start().ready().settled()
         found = evidence(cluster, rank=0, step=1, phase=None, message=STRANGER)

@@ -20,6 +20,7 @@ from rljob_testing.simulated_cluster import (
     SimulatedCluster,
     created_job,
     job_spec,
+    new_job,
     running_job,
 )
 
@@ -30,7 +31,7 @@ OTHER_TRAINER = {"trainer": {"image": "registry.example/verl:1"}}
 
 
 def created(spec: dict[str, Any], facts: dict[str, Any]) -> SimulatedCluster:
-    return SimulatedCluster(spec=job_spec(**spec), facts=dict(facts)).settled()
+    return created_job(**spec, facts=dict(facts))
 
 
 # --- the node of the controller ---
@@ -61,7 +62,7 @@ def test_the_controller_requires_a_gpu_free_node_or_tolerates_gpu_nodes(
 ) -> None:
     """`nodes`: None if the operator does not watch them."""
     settings = SETTINGS.model_copy(update={"watch_nodes": nodes is not None})
-    cluster = SimulatedCluster(spec=job_spec(controller=controller), nodes=nodes or (), settings=settings)
+    cluster = new_job(controller=controller, nodes=nodes or (), settings=settings)
     cluster.round()
     [pod] = [manifest for manifest in cluster.round().create if manifest["metadata"]["name"] == CONTROLLER]
     affinity = pod["spec"]["affinity"]["nodeAffinity"]
@@ -70,14 +71,14 @@ def test_the_controller_requires_a_gpu_free_node_or_tolerates_gpu_nodes(
 
 
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
-    cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
-    cluster.settled(wait=60, scheduled=(False, "NoGpuFreeNode"), pods=set())
+    cluster = created_job(controller={"requireGpuFreeNode": True}, nodes=(GPU_NODE,))
+    cluster.expect(wait=60, scheduled=(False, "NoGpuFreeNode"), pods=set())
     cluster.nodes = (GPU_NODE, CPU_NODE)
     cluster.run().expect(phase="Running")
 
 
 def test_a_controller_on_a_gpu_node_is_reported() -> None:
-    cluster = SimulatedCluster(nodes=(GPU_NODE,)).settled().place(node="gpu-node").start().ready()
+    cluster = created_job(nodes=(GPU_NODE,)).place(node="gpu-node").start().ready()
     assert cluster.settled(scheduled=(True, "ControllerOnGpuNode")).events == ["ControllerOnGpuNode"]
 
 

@@ -18,7 +18,7 @@ from rljob_testing.simulated_cluster import (
     POLICY_0,
     POLICY_1,
     SimulatedCluster,
-    job_spec,
+    running_job,
 )
 from tests.unit.operator.reconcile.memory_failures import FACTS, KNOWING, PENDING, evidence, waiting
 
@@ -110,7 +110,7 @@ def test_where_not_all_nodes_know_how_the_pods_are_replaced(nodes: Any) -> None:
 def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
     container = {"name": "rljob", "resources": {"limits": {"memory": "8Gi"}}}
     policy = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    cluster = SimulatedCluster(spec=job_spec(policy=policy, recovery={"maxHostMemory": "16Gi"}), nodes=KNOWING).run()
+    cluster = running_job(policy=policy, recovery={"maxHostMemory": "16Gi"}, nodes=KNOWING)
     low = {"class": "HostMemory", "confidence": 0.9, "message": "the container's memory ran out"}
     found = evidence(cluster, diagnoses=[low])
     cluster.reports(3, last_evidence=found, pending_exit=PENDING | {"exitCode": 81}).settle()
@@ -169,7 +169,7 @@ def test_a_controller_that_does_not_exit_by_itself_is_ended() -> None:
 
 def lost_a_worker(step: int = 3) -> SimulatedCluster:
     """A job whose controller lost a process in a worker's pod, and waits."""
-    cluster = SimulatedCluster(nodes=KNOWING).run().tick(10)
+    cluster = running_job(nodes=KNOWING).tick(10)
     return cluster.reports(step, pending_exit={"exitCode": 83, "message": "policy-1 died"}, update_time=cluster.now)
 
 
@@ -217,12 +217,12 @@ def test_restarts_of_earlier_attempts_are_not_counted() -> None:
 
 
 def test_an_operator_that_comes_back_after_hours_ends_the_loop_at_once() -> None:
-    cluster = restart(SimulatedCluster(nodes=KNOWING).run().reports(3), 4000)
+    cluster = restart(running_job(nodes=KNOWING).reports(3), 4000)
     cluster.tick(3 * 3600).settled(reason="RestartLoop")
 
 
 def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
-    cluster = SimulatedCluster(spec=job_spec(recovery={"maxRestarts": 2}), nodes=KNOWING).run()
+    cluster = running_job(recovery={"maxRestarts": 2}, nodes=KNOWING)
     for _ in range(2):
         restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(reason="RestartLoop").next_attempt_runs()
     restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(failed="RestartsExhausted")
@@ -231,7 +231,7 @@ def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
 
 @pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/trl:1"}}])
 def test_a_lost_status_and_containers_of_other_trainers_are_no_loop(trainer: dict[str, Any]) -> None:
-    cluster = restart(SimulatedCluster(spec=job_spec(**trainer), nodes=KNOWING).run(), MAX_RESTARTS_IN_PLACE + 1)
+    cluster = restart(running_job(**trainer, nodes=KNOWING), MAX_RESTARTS_IN_PLACE + 1)
     if not trainer:
         cluster.set_status(None)
     cluster.settled(number=1, reason=None)

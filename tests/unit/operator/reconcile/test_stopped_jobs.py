@@ -17,7 +17,7 @@ from rljob_testing.simulated_cluster import (
     SETTINGS,
     SimulatedCluster,
     created_job,
-    job_spec,
+    new_job,
     running_job,
 )
 from tests.unit.operator.reconcile.memory_failures import run_out, running
@@ -27,7 +27,7 @@ WORKERS = {POLICY_0, POLICY_1}
 
 
 def test_a_job_that_is_created_suspended_has_no_pods() -> None:
-    cluster = SimulatedCluster(spec=job_spec(suspend=True))
+    cluster = new_job(suspend=True)
     assert cluster.settle() == Desired()
     cluster.expect(phase="Suspended", suspended="SuspendRequested", pods=set(), attempts=[], start_time=None)
 
@@ -57,12 +57,11 @@ def test_deletion_ends_the_controller_then_workers_then_finalizer(facts: dict[st
 
 
 def test_in_a_namespace_that_is_being_deleted_nothing_is_made() -> None:
-    cluster = SimulatedCluster(facts={"namespace_terminating": True})
-    cluster.settled(pods=set(), scheduled="NamespaceTerminating")
+    created_job(facts={"namespace_terminating": True}).expect(pods=set(), scheduled="NamespaceTerminating")
 
 
 def test_deletion_of_an_unadmitted_job_deletes_its_workload() -> None:
-    cluster = SimulatedCluster(spec=job_spec(queueName="gpus"), facts={"kueue_installed": True}).settled().gate()
+    cluster = created_job(queueName="gpus", facts={"kueue_installed": True}).gate()
     assert cluster.round().delete_workloads == ()
     cluster.deleting = True
     for name in cluster.pods:
@@ -103,7 +102,7 @@ def lose_a_worker(cluster: SimulatedCluster) -> None:
 )
 def test_a_controller_that_lost_a_worker_gets_only_a_moment(own_seconds: int, events: list[Any], seconds: int) -> None:
     settings = SETTINGS.model_copy(update={"termination_grace_seconds": own_seconds})
-    cluster = SimulatedCluster(settings=settings).run()
+    cluster = running_job(settings=settings)
     for event in events:
         event(cluster)
     assert cluster.settled().pods[CONTROLLER].deletion_grace_seconds == seconds
