@@ -77,9 +77,11 @@ class Recorded(EventRecorder):
 
 
 class Run:
-    """The requests, the observations, the notes and the last error of a run."""
+    """The requests, the observations, the notes and the last error of a run, which has the type `fails`."""
 
-    def __init__(self, steps: Sequence[tuple[Desired, Observation]], script: Script = ()) -> None:
+    def __init__(
+        self, steps: Sequence[tuple[Desired, Observation]], script: Script = (), fails: type[Exception] | None = None
+    ) -> None:
         self.seen: list[Object] = []
         self.error: Exception | None = None
         recorder = Recorded()
@@ -95,6 +97,7 @@ class Run:
             await client.close()
 
         server = play(story, scripted(script))
+        assert isinstance(self.error, fails or type(None)), self.error
         self.asked = server.asked
         self.writes = server.writes()
         self.notes = recorder.notes
@@ -102,6 +105,11 @@ class Run:
     @property
     def methods(self) -> list[str]:
         return [asked.method for asked in self.asked]
+
+    @property
+    def written(self) -> list[str]:
+        """Last parts of the paths of writes."""
+        return [path.rpartition("/")[2] for _, path in self.writes]
 
 
 def scripted(script: Script) -> Any:
@@ -112,5 +120,7 @@ def scripted(script: Script) -> Any:
     return prepare
 
 
-def execute(desired: Desired, state: Observation | None = None, script: Script = ()) -> Run:
-    return Run([(desired, state or observation())], script)
+def execute(
+    desired: Desired, state: Observation | None = None, script: Script = (), fails: type[Exception] | None = None
+) -> Run:
+    return Run([(desired, state or observation())], script, fails)

@@ -51,7 +51,6 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
         events=(COMPLETED,),
     )
     run = execute(desired, observation(finalizers=("other",)))
-    assert run.error is None
     assert run.writes == [
         ("PATCH", JOB),
         ("POST", f"{BASE}/configmaps"),
@@ -79,10 +78,8 @@ def test_objects_are_written_at_once_and_pods_after_all_of_them() -> None:
         ),
         script=[("POST", end, slow) for end in ("/configmaps", "/roles", "/stepreports")],
     )
-    assert run.error is None
-    written = [path.rsplit("/", 1)[-1] for _, path in run.writes]
-    assert set(written[:4]) == {"configmaps", "roles", "services", "stepreports"}
-    assert written[4:] == ["rolebindings", "pods", "pods"]
+    assert set(run.written[:4]) == {"configmaps", "roles", "services", "stepreports"}
+    assert run.written[4:] == ["rolebindings", "pods", "pods"]
 
 
 def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
@@ -148,8 +145,7 @@ POST_POD, POST_CLAIM = ("POST", f"{BASE}/pods"), ("POST", f"{BASE}/persistentvol
 def test_a_refusal_ends_the_round(
     desired: Desired, known: dict[str, Any], script: Script, error: type[Exception], writes: list[tuple[str, str]]
 ) -> None:
-    run = execute(desired, observation(**known), script)
-    assert isinstance(run.error, error)
+    run = execute(desired, observation(**known), script, error)
     assert (run.writes, run.notes) == (writes, [])
 
 
@@ -157,7 +153,6 @@ def test_a_refusal_ends_the_round(
 def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> None:
     desired = Desired(delete_pods=(PodDeletion("p", "u", grace_seconds=0),), status=STEP_3)
     run = execute(desired, script=[("DELETE", "/pods/p", answer)])
-    assert run.error is None
     assert run.asked[0].body == {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}
     assert len(run.writes) == 2
 
@@ -177,8 +172,7 @@ def test_workloads_are_deleted_in_the_served_version(groups: dict[str, str], ver
 
 def test_a_workload_that_is_gone_counts_as_deleted() -> None:
     run = execute(Desired(delete_workloads=("w-1", "w-2")), script=[("DELETE", "/w-1", GONE)])
-    assert run.error is None
-    assert [path.rpartition("/")[2] for _, path in run.writes] == ["w-1", "w-2"]
+    assert run.written == ["w-1", "w-2"]
 
 
 @pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
@@ -186,7 +180,6 @@ def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: boo
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
     state = observation(step_report_version="17")
     run = Run([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])
-    assert run.error is None
     assert run.writes == [REPORT] * times
     assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
 
@@ -242,7 +235,6 @@ ACCOUNTS = ("POST", f"{BASE}/serviceaccounts")
 def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
     other = observation(name="other", uid="other-uid")
     run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observation(), other, observation())])
-    assert run.error is None
     assert run.writes == [ACCOUNTS]
 
 
@@ -253,8 +245,7 @@ def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
 )
 def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: int) -> None:
     desired = Desired(apply=(ACCOUNT,), create=(POD,))
-    run = Run([(desired, observation())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))])
-    assert isinstance(run.error, Forbidden)
+    run = Run([(desired, observation())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
     assert run.writes.count(ACCOUNTS) == times
 
 
@@ -262,8 +253,7 @@ FILES = RequiredObject("my-task", "research", "spec.task.files.configMap")
 
 
 def test_a_missing_object_is_named_and_nothing_is_created() -> None:
-    run = execute(Desired(require=(FILES,), create=(POD,)), script=[("GET", "/configmaps/my-task", GONE)])
-    assert isinstance(run.error, MissingObject)
+    run = execute(Desired(require=(FILES,), create=(POD,)), None, [("GET", "/configmaps/my-task", GONE)], MissingObject)
     expected = "expected ConfigMap my-task (spec.task.files.configMap) in namespace research, found none: create it"
     assert str(run.error) == expected
     assert run.methods == ["GET"]
@@ -273,7 +263,6 @@ def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
     desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
     found = Answer(body={"metadata": {"uid": "files"}})
     run = Run([(desired, observation())] * 2, [("GET", "/configmaps/my-task", found)])
-    assert run.error is None
     assert run.methods.count("GET") == 1
 
 
@@ -288,10 +277,8 @@ def test_deleted_objects_are_created_again_and_others_are_left_alone() -> None:
             ("POST", "/secrets", EXISTS),
         ],
     )
-    assert run.error is None
-    created = [path.rpartition("/")[2] for _, path in run.writes]
-    assert sorted(created) == ["rolebindings", "roles", "secrets", "services"]
-    assert created.index("roles") < created.index("rolebindings")
+    assert sorted(run.written) == ["rolebindings", "roles", "secrets", "services"]
+    assert run.written.index("roles") < run.written.index("rolebindings")
 
 
 # --- objects that exist already ---
@@ -344,8 +331,7 @@ def test_only_an_object_of_the_job_is_adopted(
     wanted = ACCOUNT if kind == "ServiceAccount" else manifest(kind, name)
     is_applied = kind in ("ConfigMap", "ServiceAccount")
     desired = Desired(apply=(wanted,)) if is_applied else Desired(create=(wanted,), status=STEP_3 if error else None)
-    run = execute(desired, script=existing(kind, name, owners, **metadata))
-    assert type(run.error) is (error or type(None))
+    run = execute(desired, script=existing(kind, name, owners, **metadata), fails=error)
     assert message in str(run.error)
     assert run.methods == methods
     if isinstance(run.error, NameTaken):
@@ -362,9 +348,7 @@ def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> N
         ("PATCH", "/configmaps/c", refusal(409, "Conflict")),
         *existing("ConfigMap", "c", []),
     ]
-    run = Run(
-        [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"], script
-    )
-    assert isinstance(run.error, ForeignObject)
+    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"]
+    run = Run(steps, script, ForeignObject)
     assert run.asked[1].body["metadata"]["uid"] == "first"
     assert run.methods == ["POST", "PATCH", "POST", "GET"]
