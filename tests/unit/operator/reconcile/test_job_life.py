@@ -108,7 +108,8 @@ def test_the_plan_follows_reports_and_later_pins_and_never_goes_back() -> None:
         plan = PLAN.model_copy(update={"generation": reported})
         cluster.tick(10).reports(step, plan=plan, memory_profile=FACTS)
         cluster.settled(plan=PLAN.model_copy(update={"generation": known}))
-    cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan_generation=1)
+    running = cluster.plan
+    cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan=running)
     cluster.end(CONTROLLER, 83, sentence="a worker was lost", step=3).tick(20)
     pinned = {"generation": 8, "micro_batch_tokens": 1000, "rollout_sleep": "Level1"}
     cluster.next_attempt_runs().expect(plan=PLAN.model_copy(update=pinned), plan_generation=8)
