@@ -164,7 +164,10 @@ def test_equal_notes_are_counted_in_one_event() -> None:
     ],
 )
 def test_writes_of_events(notes: list[tuple[Observed, EventNote]], script: Script, methods: list[str]) -> None:
-    assert [asked.method for asked in recorded(notes, script)] == methods
+    requests = recorded(notes, script)
+    assert [asked.method for asked in requests] == methods
+    posted = {asked.body["reason"] for asked in requests if asked.method == "POST"}
+    assert posted == {note.reason for _, note in notes}
 
 
 @pytest.mark.parametrize("text", ["x" * 2000, "→" * 500, "x" + "→" * 500])
