@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.api_model import MAX_INTEGER
+from rljob_api.conditions import ConditionType
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
@@ -68,6 +69,14 @@ def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
     cluster.set_status(None).settled(number=2, phase="Running", step=20)
     assert cluster.pods == pods, "nothing was restarted"
     cluster.complete().set_status(RLJobStatus()).settled(phase="Complete", pods={CONTROLLER})
+
+
+def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
+    cluster = running_job()
+    complete = cluster.condition(ConditionType.COMPLETE).model_copy(update={"status": "True"})
+    others = [it for it in cluster.stored.conditions if it.type != complete.type]
+    cluster.set_status(cluster.stored.model_copy(update={"conditions": [*others, complete]}))
+    cluster.next_attempt_runs().expect(phase="Running")
 
 
 def test_times_to_come_do_not_stop_a_job() -> None:
