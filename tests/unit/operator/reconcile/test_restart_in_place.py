@@ -85,6 +85,7 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
         found = evidence(cluster, attempt=attempt)
         cluster.reports(3, memory_profile=FACTS, last_evidence=found).settled(phase="Running")
         cluster.reports(3, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
+        assert cluster.round().decision is None
     cluster.settled(number=4, pods_of_attempt=1, restarts_before=dict.fromkeys(before, 2))
     assert uids(cluster) == before
 
@@ -105,6 +106,16 @@ def test_where_not_all_nodes_know_how_the_pods_are_replaced(nodes: Any) -> None:
     assert cluster.stored.plan_changes[0].level == "ReplacePods"
     assert cluster.pods[CONTROLLER].deleting
     cluster.next_attempt_runs().expect(number=2, pods_of_attempt=None, phase="Running")
+
+
+@pytest.mark.parametrize(
+    "prevent", [lambda job: job.observes(refused="exceeded quota"), lambda job: job.vanish(POLICY_1)]
+)
+def test_pods_that_could_not_restart_when_the_plan_changed_are_replaced(prevent: Any) -> None:
+    cluster = prevent(waiting())
+    cluster.round()
+    assert cluster.stored.plan_changes[0].level == "ReplacePods"
+    assert cluster.observes().settled(number=1).pods[CONTROLLER].deleting
 
 
 def test_a_remedy_that_changes_the_pods_replaces_them() -> None:
