@@ -112,11 +112,7 @@ def leave_node(cluster: SimulatedCluster, *nodes: ObservedNode) -> SimulatedClus
     [
         (lambda: lost_rollout(settings=DISABLED), ROLLOUT_1, UNREACHABLE),
         (lambda: leave_node(running(on_lost_node=ROLLOUT_1)), ROLLOUT_1, "no longer exists"),
-        (
-            lambda: leave_node(running(on_lost_node=ROLLOUT_1), LOST_NODE),
-            ROLLOUT_1,
-            "the kubelet of its node lost-node",
-        ),
+        (lambda: leave_node(running(on_lost_node=ROLLOUT_1), LOST_NODE), ROLLOUT_1, "the kubelet of its node"),
         (
             lambda: lose_node(running(spec=OTHER_TRAINER, on_lost_node=POLICY_0)).delete_pod(POLICY_0),
             POLICY_0,
