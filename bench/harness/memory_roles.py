@@ -11,12 +11,13 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
+import ray
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
@@ -25,7 +26,9 @@ from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 from rljob_trainer.roles.ray_driver import start_local_ray
+from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
@@ -154,6 +157,14 @@ def _normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatAr
     return rewards, advantages
 
 
+class MeasuredPolicy(ColocatedPolicyActor):
+    """A policy rank whose micro-batches can change size while its allocator keeps its cache."""
+
+    def use_budget(self, micro_batch_tokens: int) -> None:
+        memory = self.config.memory.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+        self.config = self._loaded.update.config = replace(self.config, memory=memory)
+
+
 class Roles:
     """A policy rank and an engine that share a GPU. On entry, both are loaded and have the same weights."""
 
@@ -178,9 +189,6 @@ class Roles:
         self._version = 0
 
     def __enter__(self) -> Self:
-        from bench.harness.measured_policy import MeasuredPolicy
-        from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
-
         gpu = self._device == "cuda"
         start_local_ray(
             cpus=4, gpus=int(gpu), object_store_bytes=object_store_bytes(512 * MIB, "cuda" if gpu else "cpu")
@@ -200,8 +208,6 @@ class Roles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        import ray
-
         ray.shutdown()
         self._directory.cleanup()
 
@@ -273,13 +279,9 @@ def arm(rows: list[Row], name: str) -> Iterator[Row]:
 
 
 def _actor(role: type, gpu: bool, environment: dict[str, str]) -> Any:
-    import ray
-
     resources = {"num_cpus": 1, "num_gpus": 0.5} if gpu else {"num_cpus": 1}
     return ray.remote(role).options(**resources, runtime_env={"env_vars": environment})
 
 
 def _result(reference: Any) -> Any:
-    import ray
-
     return ray.get(reference, timeout=CALL_SECONDS)

@@ -19,13 +19,19 @@ from typing import Any
 
 import yaml
 
-from bench.harness.device_memory import DevicePeak
-from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
-from bench.harness.model_place import MEMORY, written_model
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
-from bench.harness.small_card import pinned_to_a_card
+from bench.harness.record import RESULTS, record_row, require_gpus
+from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
+from rljob_api.job import RLJobSpec
+from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.planning.model_size import shape_in_uri
 from rljob_testing.ballast import ballast
+from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.models.checkpoint import model_dimensions
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
+from rljob_trainer.models.random_model import cache_key, parse_query
+from rljob_trainer.models.resolve import default_cache_directory, resolve_model
+from rljob_trainer.runtime.role_settings import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "grad_norm", "micro_batches")
@@ -84,8 +90,7 @@ class Arms:
                     assert row["exit_code"] == 0, f"the arm {arm} failed"
                     self.check_smoke(row)
                     continue
-                rows = [other for other in recorded(self.name, given.results, self.gpus) if other["arm"] != arm]
-                print(record(self.name, [*rows, row], self.note, given.results, gpus=self.gpus), flush=True)
+                print(record_row(self.name, row, "arm", self.note, given.results, self.gpus), flush=True)
         finally:
             shutil.rmtree(MEMORY, ignore_errors=True)
 
@@ -195,3 +200,57 @@ def memory_of(log: Path) -> dict[str, int]:
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),
         "peak_rss_bytes": max(each.get("peak_rss_bytes", 0) for each in samples),
     }
+
+
+MEMORY = Path("/dev/shm/rljob-models")
+_SPARE_BYTES = 4 << 30
+"""Of a disk, for logs and compiled kernels."""
+
+
+def written_model(job: dict[str, Any]) -> Path:
+    """The directory of the `random://` model in the spec `job`, which is written if it does not exist."""
+    spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
+    shape = shape_in_uri(spec, bytes_per_parameter=2)
+    assert shape is not None, "the arms name the sizes of their models"
+    return resolve_model(spec.model.uri, cache_with_room(spec.model.uri, shape.weight_bytes))
+
+
+def cache_with_room(uri: str, model_bytes: int) -> Path:
+    """The model cache on the disk, or one in memory if the disk has neither the model nor room for it.
+
+    A model in memory needs no copy there while the policy's weights make room for the engine.
+    """
+    disk = default_cache_directory()
+    existing = next(place for place in (disk, *disk.parents) if place.exists())
+    is_there = (disk / "random" / cache_key(parse_query(uri.removeprefix("random://")))).is_dir()
+    return disk if is_there or shutil.disk_usage(existing).free >= model_bytes + _SPARE_BYTES else MEMORY
+
+
+def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
+    """`spec.memory` of the spec `job`, with the sizes of its plan for a GPU of `card_bytes`. Resolves the model."""
+    spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
+    directory, lora = resolve_model(spec.model.uri), spec.policy.lora
+    in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
+    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)
+    hardware = Hardware("cuda", card_bytes, this_machine().host_memory_bytes, torch_version())
+    plan = first_plan(spec.memory, hardware, shape, workload_of(spec), fused=True)
+    return {
+        "kvCache": str(plan.kv_cache_bytes),
+        "microBatchTokens": plan.micro_batch_tokens,
+        "logprobChunkTokens": plan.logprob_chunk_tokens,
+        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
+        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
+        "syncBucketSize": str(plan.sync_bucket_bytes),
+    }
+
+
+_COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
+SHAPES = {
+    "smoke": "hidden=64&layers=2&dtype=bfloat16",
+    "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
+    "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
+    "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
+    "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",
+    "32b": f"hidden=5120&intermediate=25600&layers=64&heads=64&tied=false&{_COMMON}",
+}

@@ -30,9 +30,8 @@ from typing import Any
 
 import yaml
 
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
-from bench.harness.shapes import SHAPES
+from bench.harness.record import RESULTS, record_row, require_gpus
+from bench.harness.run_arms import SHAPES, generating_job, ledger_of
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
@@ -65,9 +64,8 @@ def main(arms: list[str], smoke: bool, output: Path, results: Path) -> None:
         if smoke:
             assert row["exit_code"] == 0
             continue
-        rows = [*(other for other in recorded(NAME, results) if other["arm"] != arm), row]
         note = "Qwen3-0.6B shape, random weights, 128 responses of 256 tokens and a checkpoint a step"
-        print(record(NAME, rows, note, results), flush=True)
+        print(record_row(NAME, row, "arm", note, results), flush=True)
 
 
 def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
@@ -95,22 +93,18 @@ main()
 
 
 def manifest_of(arm: str, smoke: bool) -> dict[str, Any]:
+    job = (
+        generating_job(SHAPES["smoke"], 3, prompts=2, group_size=4, response_tokens=8)
+        if smoke
+        else generating_job(SHAPES["0.6b"], STEPS.get(arm, DEFAULT_STEPS), 16, group_size=8, response_tokens=256)
+    )
+    job["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
     return {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",
         "metadata": {"name": f"bench-{arm}"},
-        "spec": {
-            "model": {"uri": f"random://qwen3?{SHAPES['smoke' if smoke else '0.6b']}"},
-            "task": {"name": "digits", "reward": "spread_rewards:spread"},
-            "algorithm": {
-                "steps": 3 if smoke else STEPS.get(arm, DEFAULT_STEPS),
-                "promptsPerStep": 2 if smoke else 16,
-                "groupSize": 4 if smoke else 8,
-                "maxPromptTokens": 16,
-                "maxResponseTokens": 8 if smoke else 256,
-                "ignoreEndOfSequence": True,
-                "klCoefficient": 0.05 if arm == "reference" else 0.0,
-            },
+        "spec": job
+        | {
             "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
             "recovery": {"maxRestarts": 0},
             "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
@@ -120,8 +114,7 @@ def manifest_of(arm: str, smoke: bool) -> dict[str, Any]:
 
 def measured(output: Path) -> dict[str, Any]:
     """Bytes by step of the memory that stays, and the changes of the plan."""
-    ledger = output / "ledger.jsonl"
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    lines = ledger_of(output)
     steps = [line for line in lines if line["kind"] == "step"]
     samples = [(actor, each) for actor, each in logged_samples(output / "memory") if each.micro_batch is None]
 

@@ -4,12 +4,9 @@
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
-    0.6b-padded    the same with padded sequences
     4b, 8b         the state where the memory plan puts it
     8b-padded      8b with padded sequences
     8b-cold        8b with empty compile caches
-    8b-bfloat16    8b with `policy.optimizer.moments: bfloat16`
-    8b-int8        8b with `policy.optimizer.moments: int8`
     8b-fp8         8b with `rollout.quantization: Fp8PerTensor`
     8b-warm        8b once more, to see how long it takes to start after `8b` has filled the compile caches
     8b-80gib       where another process holds all but 79 GiB, with the memory plan of such a GPU
@@ -34,21 +31,19 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from bench.harness.needs import require_package
-from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
+from bench.harness.record import require_package
+from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
 from rljob_memory.sizes import GIB
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
 
-OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
+OF_8B = ("8b", "8b-padded", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
 TRL_ARMS: dict[str, list[str]] = {
     "0.6b-trl": [],
     "8b-trl": ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"],
     "8b-trl-float32": ["--gradient-checkpointing", "--micro-batch", "8", "--given-up-on-memory"],
 }
-MOMENTS = {"14b": "bfloat16", "8b-bfloat16": "bfloat16", "8b-int8": "int8"}
 SMALL_CARD_BYTES = 79 * GIB
 """Memory that CUDA reports for an H100 of 80 GB."""
 
@@ -61,7 +56,7 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
         else generating_job(SHAPES[model], steps, prompts=16, group_size=8, response_tokens=response_tokens(model))
     )
     rollout = {"quantization": "Fp8PerTensor"} if arm == "8b-fp8" and not smoke else {}
-    return job | {"policy": {"optimizer": {"moments": MOMENTS.get(arm, "float32")}}, "rollout": rollout}
+    return job | {"policy": {"optimizer": {"moments": "bfloat16" if arm == "14b" else "float32"}}, "rollout": rollout}
 
 
 def response_tokens(model: str) -> int:
@@ -90,7 +85,7 @@ if __name__ == "__main__":
     Arms(
         "large_models",
         spec_of,
-        ["0.6b", "0.6b-padded", "4b", *OF_8B, "14b"],
+        ["0.6b", "4b", *OF_8B, "14b"],
         "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)",
         steps=6,
         warm_up_steps=2,

@@ -29,7 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness.device_memory import DevicePeak, device_processes, device_used_bytes
 from bench.harness.memory_roles import (
     GIB,
     Device,
@@ -45,8 +44,8 @@ from bench.harness.memory_roles import (
     same_length_rollouts,
     workload_for,
 )
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record
+from bench.harness.record import RESULTS, record, require_gpus
+from bench.harness.samplers import DevicePeak, device_processes, device_used_bytes
 from rljob_memory.allocator import allocator_environment
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import torch_version

@@ -23,10 +23,19 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.harness.many_jobs import in_parallel, seconds_after, transition, wait_until_all
-from bench.harness.operator_cluster import NAMESPACE, MemoryWatch, control_plane, kubectl
+from bench.harness.operator_cluster import (
+    NAMESPACE,
+    control_plane,
+    in_parallel,
+    kubectl,
+    kwok,
+    make_nodes,
+    seconds_after,
+    transition,
+    wait_until_all,
+)
 from bench.harness.record import record
-from bench.harness.simulated_nodes import kwok, make_nodes
+from bench.harness.samplers import MemoryWatch
 from bench.programs.operator_scale import measure as measure_rljob
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.api_client import ApiClient, Object

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
-from bench.harness.operator_cluster import NAMESPACE, MemoryWatch, control_plane, installed_operator, kubectl
+from bench.harness.operator_cluster import NAMESPACE, control_plane, installed_operator, kubectl
 from bench.harness.record import record
+from bench.harness.samplers import MemoryWatch
 from rljob_api.job import RLJob
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.objects.invalid_template import InvalidTemplate

@@ -15,20 +15,25 @@ import time
 from collections import Counter
 from typing import Any
 
-from bench.harness.many_jobs import in_parallel, seconds_after, small_job, transition, wait_until_all
 from bench.harness.operator_cluster import (
     NAMESPACE,
-    MemoryWatch,
     control_plane,
+    in_parallel,
     installed_operator,
+    kwok,
+    make_nodes,
     operator_requests,
     processes,
+    seconds_after,
+    transition,
+    wait_until_all,
     writes,
 )
 from bench.harness.record import record
-from bench.harness.simulated_nodes import kwok, make_nodes
+from bench.harness.samplers import MemoryWatch
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.labels import ROLE
+from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, Object
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
@@ -89,6 +94,12 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
         "operator_idle_bytes": idle_bytes,
         "peak_bytes": memory.peak_bytes,
     }
+
+
+def small_job(name: str) -> Object:
+    """A job with one controller and one worker, without a GPU, on an existing volume."""
+    volume = {"nfs": {"server": "nfs.example", "path": "/jobs"}}
+    return manifests.job(name, policy={"gpusPerReplica": 0}, checkpoint={"volume": volume})
 
 
 def end(api: ApiClient, name: str) -> None:

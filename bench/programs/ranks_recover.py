@@ -33,8 +33,8 @@ from typing import Any
 
 import yaml
 
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
+from bench.harness.record import RESULTS, record, recorded, require_gpus
+from bench.harness.run_arms import complete_lines, ledger_of
 from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("live", "killed")
@@ -119,8 +119,7 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
         return [{"arm": arm, "failed": f"not done within {TIMEOUT_SECONDS} s"}]
     if done.returncode != 0:
         return [{"arm": arm, "failed": (done.stdout + done.stderr)[-2_000:]}]
-    ledger = [json.loads(line) for line in (folder / "run" / "ledger.jsonl").read_text().splitlines()]
-    return [row(arm, name, fault, ledger, folder / "run") for name, fault in faults.items()]
+    return [row(arm, name, fault, ledger_of(folder / "run"), folder / "run") for name, fault in faults.items()]
 
 
 def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
@@ -173,10 +172,9 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
 
 def freed_bytes(log: Path, phase: str, step: int) -> int | None:
     """Peak of a rank's tensors in `phase` of the step before `step`, minus that of the step after it. None on a CPU."""
-    samples = [json.loads(line) for line in log.read_text().splitlines()]
-    of_phase = [sample for sample in samples if sample["phase"] == phase and sample.get("peak_allocated_bytes")]
+    samples = [sample for sample in complete_lines(log) if sample["phase"] == phase]
     before, after = (
-        [sample["peak_allocated_bytes"] for sample in of_phase if sample["step"] == place]
+        [peak for sample in samples if sample["step"] == place and (peak := sample.get("peak_allocated_bytes"))]
         for place in (step - 1, step + 1)
     )
     return max(before) - max(after) if before and after else None

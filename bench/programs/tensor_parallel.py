@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
+from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""

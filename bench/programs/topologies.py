@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
+from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
 
 SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},

@@ -21,7 +21,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.harness.device_memory import DevicePeak
+from bench.harness.samplers import DevicePeak
 
 
 class StepClock(TrainerCallback):

@@ -91,8 +91,6 @@ def row(soak: Soak) -> Row:
         "problems": problems(soak),
         "disk_bytes": [soak.before.disk_bytes, soak.after.disk_bytes],
         "operator_bytes": [soak.before.operator_bytes, soak.after.operator_bytes],
-        "each_job": jobs,
-        "each_fault": faults,
     }
 
 
