@@ -20,8 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, Object
-from rljob_testing.operator.go_modules import module_files
-from rljob_testing.operator.installation import install
+from rljob_testing.operator.installation import install, module_files
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.repository import ROOT
 

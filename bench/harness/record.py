@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rljob_testing.device import device
+from rljob_testing.machine import device
 from rljob_testing.repository import ROOT
 from rljob_trainer.hardware import visible_gpus
 

@@ -29,9 +29,9 @@ from bench.harness.record import record
 from rljob_api.exit_codes import ExitCode
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import DriverError, ballast
-from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.induce import diagnose
 from rljob_testing.induced_failures.recorded_evidence import pack
+from rljob_testing.machine import run_for
 from rljob_trainer.ledger.records import (
     PlanChangeRecord,
     ReadyRecord,

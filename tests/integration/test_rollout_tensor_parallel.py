@@ -15,8 +15,8 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from rljob_testing.engine_agreement import largest_difference, perturb
 from rljob_testing.operator.eventually import eventually
+from rljob_testing.supported_models import largest_difference, perturb
 from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.card import LOCK_VARIABLE, SECONDS_VARIABLE
 from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, Program
 from rljob_testing.induced_failures.recorded_evidence import pack
+from rljob_testing.machine import run_for
 
 DIAGNOSE_SECONDS = 60
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -1,17 +1,98 @@
-"""The jobs of a soak: examples/digits.yaml with pods, GPUs, steps and injected failures drawn from the seed. Pure."""
+"""The jobs of a soak: their kinds, their manifests, which the seed determines, and streams of them."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping
-from typing import Any
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from rljob_api.fault_injection import Fault
+from rljob_api.fault_injection import Fault, FaultClass, FaultPhase
 from rljob_api.plan_change import Role
+from rljob_api.topology import Topology
 from rljob_operator import labels
-from rljob_testing.cluster.job_status import Object, digits
-from rljob_testing.soak.job_kinds import KINDS, Failures, JobKind
+from rljob_testing.cluster.job_status import attempt, digits, finished, holds, status
+from rljob_testing.soak.cluster import Object, SoakCluster
+from rljob_trainer.errors import OutputUnavailable
+from rljob_trainer.ledger.ledger import read_ledger
+from rljob_trainer.ledger.records import LedgerRecord
 from rljob_trainer.roles.faults import target_role
+
+Failures = tuple[tuple[FaultClass, tuple[FaultPhase, ...]], ...]
+"""Failure classes, each with the phases to draw from."""
+
+_IN_EVERY_TOPOLOGY: Failures = (
+    ("ActivationSpike", ("update",)),
+    ("Fragmentation", ("update",)),
+    ("WeightSyncSpike", ("sync",)),
+    ("OptimizerState", ("optimizer",)),
+    ("HostMemory", ("update", "rollout")),
+    ("WorkerLost", ("load", "rollout", "update", "optimizer", "sync", "checkpoint")),
+)
+
+_COLOCATED: Failures = (
+    *_IN_EVERY_TOPOLOGY,
+    ("AllocatorCache", ("update", "sync")),
+    ("KVCacheOversized", ("load", "rollout")),
+    ("SharedMemory", ("sync", "rollout")),
+)
+
+# Each process has a GPU of its own, so torch's cache is in the way of no other. The engine keeps its KV cache while it
+# receives the weights, which do not pass through /dev/shm.
+_DISAGGREGATED: Failures = (
+    *_IN_EVERY_TOPOLOGY,
+    ("KVCacheOversized", ("load", "rollout", "sync")),
+    ("SharedMemory", ("update", "rollout")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """Jobs with the same roles in the same pods."""
+
+    topology: Topology
+
+    failures: Failures
+    """Failures to draw from."""
+
+    gpus: tuple[int, ...]
+    """GPUs of a worker pod to draw from. The nodes have eight for all jobs, but few cores."""
+
+    policy_pods: int = 1
+
+    rollout_pods: int = 0
+    """0 if the engines are in the pods of the policy."""
+
+    max_staleness: Literal[0, 1] = 0
+
+    tensor_parallel_size: int = 1
+
+    partial_rollout_prompts: int = 0
+
+    def processes(self, gpus: int) -> dict[Role, int]:
+        """Processes of each role, if each worker pod has `gpus`."""
+        # Without GPUs, a pod of the rollout has one engine, whatever its size.
+        of_engine_pod = max(gpus, self.tensor_parallel_size if self.rollout_pods else 1)
+        return {
+            "policy": self.policy_pods * max(gpus, 1),
+            "rollout": (self.rollout_pods or self.policy_pods) * of_engine_pod,
+        }
+
+
+KINDS = (
+    JobKind("Colocated", _COLOCATED, gpus=(0, 0, 1, 1, 2)),
+    JobKind("Colocated", _COLOCATED, gpus=(0, 1), policy_pods=2),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=1),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=2, max_staleness=1),
+    JobKind("Colocated", _COLOCATED, gpus=(2,), tensor_parallel_size=2),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 2), policy_pods=2, rollout_pods=1, tensor_parallel_size=2),
+    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0,), rollout_pods=2, max_staleness=1, partial_rollout_prompts=2),
+)
+
 
 _STEPS = (60, 120, 200)
 _MOST_FAILURES = 3
@@ -89,3 +170,96 @@ def _spread(job: str) -> Object:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {labels.JOB_NAME: job}, "matchExpressions": [workers]},
     }
+
+
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """The last status of a job, and its ledger."""
+
+    job: Object
+    ledger: tuple[LedgerRecord, ...]
+    ledger_error: str
+    """The reason why the ledger cannot be read; empty if it can."""
+    seconds: float
+    """Until the end of the job."""
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class JobStream:
+    """Runs jobs one after another."""
+
+    number: int
+    seed: int
+    cluster: SoakCluster
+    last_start: float
+    """By `time.monotonic()`: no job starts later."""
+    deadline: float
+    """By `time.monotonic()`: no job is followed longer."""
+    folder: Path
+    """Folder for the last status and the ledger of each job."""
+    log: Callable[[str], None]
+
+    def run(self) -> list[JobOutcome]:
+        """The outcome of each job. Raises ApiServerAway."""
+        outcomes: list[JobOutcome] = []
+        while time.monotonic() < self.last_start:
+            outcomes.append(self._run(job_manifest(self.seed, self.number, len(outcomes))))
+        return outcomes
+
+    def _run(self, manifest: Object) -> JobOutcome:
+        name = manifest["metadata"]["name"]
+        began = time.monotonic()
+        self.cluster.apply(manifest)
+        job = self._follow(name)
+        seconds = time.monotonic() - began
+        self._save(job)
+        ledger, ledger_error = self._read_ledger(name)
+        self.cluster.delete("rljob", name)
+        return JobOutcome(job, ledger, ledger_error, seconds)
+
+    def _follow(self, name: str) -> Object:
+        logged = ""
+        while True:
+            job = self.cluster.job(name)
+            if (line := _summary_line(job)) != logged:
+                self.log(line)
+                logged = line
+            if finished(job) or time.monotonic() > self.deadline:
+                return job
+            time.sleep(_LOOK_SECONDS)
+
+    def _save(self, job: Object) -> None:
+        """Save status and ledger, and the whole output of a job that is not complete."""
+        name = job["metadata"]["name"]
+        (self.folder / f"{name}.json").write_text(json.dumps(job, indent=2))
+        folder = self.cluster.run_folder(name)
+        if folder is not None and (folder / "ledger.jsonl").is_file():
+            shutil.copyfile(folder / "ledger.jsonl", self._ledger(name))
+        if folder is not None and not holds("Complete")(job):
+            shutil.copytree(folder, self.folder / name, dirs_exist_ok=True)
+
+    def _read_ledger(self, name: str) -> tuple[tuple[LedgerRecord, ...], str]:
+        try:
+            return tuple(read_ledger(self._ledger(name)).records), ""
+        except OutputUnavailable as error:
+            return (), str(error)
+
+    def _ledger(self, name: str) -> Path:
+        return self.folder / f"{name}.ledger.jsonl"
+
+
+def _summary_line(job: Object) -> str:
+    """Phase, attempt, plan, and the reasons of the last attempts."""
+    seen = status(job)
+    phase = seen.get("display", {}).get("phase", "Pending")
+    ends = [ended["reason"] for ended in seen.get("attempts", []) if ended.get("reason")]
+    generation = (seen.get("plan") or {}).get("generation", 1)
+    after = f", after {', '.join(ends[-3:])}" if ends else ""
+    return f"{job['metadata']['name']}: {phase}, attempt {attempt(job).get('number', 0)}, plan {generation}{after}"

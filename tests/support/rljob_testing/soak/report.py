@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_testing.cluster.job_status import condition, holds, status
 from rljob_testing.soak.faults import Fault
-from rljob_testing.soak.job_stream import JobOutcome
+from rljob_testing.soak.jobs import JobOutcome
 from rljob_trainer.ledger.records import FaultRecord, StepRecord
 
 _MAY_GROW_BYTES = 64 << 20
@@ -68,8 +68,8 @@ def problems(soak: Soak) -> list[str]:
 def row(soak: Soak) -> Row:
     """The recorded row."""
     jobs = [_job(outcome) for outcome in soak.outcomes]
-    faults = [_fault(fault, soak.outcomes) for fault in soak.faults]
     changes = [change for outcome in soak.outcomes for change in status(outcome.job).get("planChanges", [])]
+    waits = ((fault.kind, seconds_to_next_step(fault, soak.outcomes)) for fault in soak.faults)
     return {
         "seed": soak.seed,
         "minutes_of_faults": soak.minutes,
@@ -84,7 +84,7 @@ def row(soak: Soak) -> Row:
         "injected_failures": dict(Counter(name for job in jobs for name in job["failures"])),
         "attempts": dict(Counter(reason for job in jobs for reason in job["attempts"])),
         "plan_changes": dict(Counter(change["remedy"]["setting"] for change in changes)),
-        "recovery_seconds_by_fault": _by((fault["kind"], fault["seconds_to_next_step"]) for fault in faults),
+        "recovery_seconds_by_fault": _by(waits),
         "recovery_seconds_by_level": _by((change["level"], change.get("secondsToRecover")) for change in changes),
         "hostile_objects": dict(soak.hostile_objects),
         "leaks": list(soak.leaks),
@@ -160,16 +160,6 @@ def _by_kind(jobs: Sequence[Row]) -> Row:
             "injected_failures": sum(len(job["failures"]) for job in alike),
         }
         for kind, alike in sorted(found.items())
-    }
-
-
-def _fault(fault: Fault, outcomes: Sequence[JobOutcome]) -> Row:
-    seconds = seconds_to_next_step(fault, outcomes)
-    return {
-        "kind": fault.kind,
-        "target": fault.target,
-        "jobs": list(fault.jobs),
-        "seconds_to_next_step": None if seconds is None else round(seconds, 1),
     }
 
 
