@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -30,7 +29,7 @@ from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 Device = Literal["cpu", "cuda"]
 Row = dict[str, Any]
@@ -117,44 +116,30 @@ def rollout_config(workload: Workload, device: Device, *, generated_tokens: int,
     )
 
 
-def random_rollouts(workload: Workload, step: int) -> RolloutBatch:
-    """Scored rollouts of a step. Lengths of the responses are random, and the same for the same step."""
+def random_rollouts(workload: Workload, step: int, longest_sequences: int = 0) -> RolloutBatch:
+    """Scored rollouts of a step, whose lengths are random, and the same for the same step.
+
+    `longest_sequences`: as many of the longest length instead, each of which is a micro-batch.
+    """
     draw = np.random.default_rng(step)
-    completions = workload.prompts * workload.group_size
+    completions, group_size = workload.prompts * workload.group_size, workload.group_size
     lengths = draw.integers(workload.longest // 16, workload.longest - workload.prompt_tokens, completions)
+    if longest_sequences:
+        completions, group_size = longest_sequences, 1
+        lengths = np.full(completions, workload.longest - workload.prompt_tokens)
+    rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
+
+    def token_ids(count: int) -> Any:
+        return draw.integers(3, workload.vocabulary, count).astype(np.int32)
+
     return RolloutBatch(
         step=step,
-        group_size=workload.group_size,
-        prompt_ids=[_token_ids(draw, workload, workload.prompt_tokens) for _ in range(workload.prompts)],
-        response_ids=[_token_ids(draw, workload, length) for length in lengths],
+        group_size=group_size,
+        prompt_ids=[token_ids(workload.prompt_tokens) for _ in range(completions // group_size)],
+        response_ids=[token_ids(length) for length in lengths],
         rollout_logprobs=[np.full(length, -np.log(workload.vocabulary), np.float32) for length in lengths],
         finished=np.ones(completions, np.bool_),
-    ).scored(*_normal_scores(draw, completions))
-
-
-def _token_ids(draw: np.random.Generator, workload: Workload, count: int) -> Any:
-    return draw.integers(3, workload.vocabulary, count).astype(np.int32)
-
-
-def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
-    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
-    draw = np.random.default_rng(step)
-    response_tokens = workload.longest - workload.prompt_tokens
-    tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
-    return RolloutBatch(
-        step=step,
-        group_size=1,
-        prompt_ids=list(tokens[:, : workload.prompt_tokens]),
-        response_ids=list(tokens[:, workload.prompt_tokens :]),
-        rollout_logprobs=list(np.full((sequences, response_tokens), -np.log(workload.vocabulary), np.float32)),
-        finished=np.ones(sequences, np.bool_),
-    ).scored(*_normal_scores(draw, sequences))
-
-
-def _normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
-    """Rewards and advantages, [completions] each."""
-    rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
-    return rewards, advantages
+    ).scored(rewards, advantages)
 
 
 class MeasuredPolicy(ColocatedPolicyActor):
@@ -205,9 +190,7 @@ class Roles:
         self.sync()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._directory.cleanup()
 

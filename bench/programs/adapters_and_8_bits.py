@@ -13,11 +13,8 @@ Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat1
     32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of disk or, if that has no room, of /dev/shm,
                    from which they are removed at the end
 
-The memory plan is that of `Auto`.
-
-Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it already has. An arm that
-fails is recorded with its message. The first step of each arm is warm-up and is not counted. `--smoke` runs a
-tiny model on any device instead, and records nothing.
+Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it has. The first step is
+not counted. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations

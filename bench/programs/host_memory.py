@@ -2,11 +2,9 @@
 
     python -m bench.programs.host_memory [--output DIR]
 
-Records `bench/results/host_memory.json`: for `examples/digits.yaml` (10 steps) and `examples/smollm2-chain-sum.yaml`
-(2 steps, with a checkpoint after each), the largest proportional set size (PSS) of the controller, of Ray and of
-the roles (policy and engine), that of all of them together, the size of the newest checkpoint, and the prediction. The
-roles' own peaks of resident memory come from their memory logs. Needs the model of `make model`. Takes 5 minutes on
-two cores.
+Records `bench/results/host_memory.json` for `examples/digits.yaml` (10 steps) and `examples/smollm2-chain-sum.yaml` (2
+steps, with a checkpoint after each): peak proportional set sizes (PSS) by kind of process and together, resident memory
+of the roles from their logs, the checkpoint, and the prediction. Needs the model of `make model`. Takes 5 minutes.
 """
 
 from __future__ import annotations

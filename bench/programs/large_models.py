@@ -15,9 +15,8 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     8b-trl         the same in bfloat16 with gradient checkpointing
     8b-trl-float32 the same with float32 weights, until it runs out of memory
 
-Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
-recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
-any device instead, and records nothing.
+Records one row for each arm in `bench/results/large_models.json`, after those that it already has. The first two steps
+are not counted. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations

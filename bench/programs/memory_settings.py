@@ -41,7 +41,6 @@ from bench.harness.memory_roles import (
     random_rollouts,
     read_memory_log,
     rollout_config,
-    same_length_rollouts,
     workload_for,
 )
 from bench.harness.record import RESULTS, record, require_gpus
@@ -155,8 +154,8 @@ def retained(device: Device, rows: list[Row]) -> None:
         for step, (name, count) in enumerate(counts.items(), start=2):
             with arm(rows, name) as row:
                 rank.change_memory(settings.model_copy(update={"detach_metrics": name == "detached"}))
-                rank.update(same_length_rollouts(workload, 1, 2 * warm_up))  # compiles the layers again
-                seconds = rank.update(same_length_rollouts(workload, step, count)).seconds
+                rank.update(random_rollouts(workload, 1, 2 * warm_up))  # compiles the layers again
+                seconds = rank.update(random_rollouts(workload, step, count)).seconds
                 row["milliseconds_per_micro_batch"] = 1000 * seconds / count
                 log = [line for line in read_memory_log(rank.config.output_dir) if line["step"] == step]
                 allocated = [line.get("allocated_bytes", 0) for line in log if line["micro_batch"] is not None]

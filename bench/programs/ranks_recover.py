@@ -10,11 +10,9 @@ Two runs of one job with two policy ranks and two engines, one after the other:
 - `killed`: an engine is lost while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
-beyond the median of the steps without a failure, by part, and the processes that were started. `calm_phase_seconds` is
-the median of the failed phase in those steps (of the whole update for an optimizer step). `freed_bytes` compares the
-peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result has
-are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape,
-on two GPUs, 10 minutes.
+beyond the median of the steps without a failure, by part, the median of the failed phase, the processes that were
+started, and the difference of the peaks in the steps before and after. Rows of other arms are kept. `--smoke`: a tiny
+model on the CPU, 3 minutes; otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations

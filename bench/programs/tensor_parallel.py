@@ -10,10 +10,9 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts x 8 responses a ste
 
 4B: responses of 4,096 tokens. 8B and 14B: 1,024 tokens, and for 14B `policy.optimizer.moments: bfloat16`.
 
-Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has. The first
-step of each arm is warm-up and is not counted. Each row has the differences between the log-probabilities of engine and
-policy, and the KV cache that the plan has for each GPU. `--smoke`: a tiny model on the CPU, with two
-processes of each role; asserts that both sizes of engine complete and agree with the policy, and records nothing.
+Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has. The first step is
+not counted. `--smoke`: a tiny model on the CPU, with two processes of each role; asserts that both sizes of engine
+complete and agree with the policy, and records nothing.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
 
 0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens.
 
-Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
-arm is warm-up and is not counted. The idle share of each GPU is measured (NVML); that of each role follows from the
-seconds of the phases. The memory of the GPU of the engine is that of a GPU with a policy module (colocated) and of one
-without (disaggregated). Each row has the differences between the log-probabilities of engine and policy: with
-`maxStaleness: 1` the engine has older weights. `--smoke`: a tiny model on any device; records nothing.
+Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step is not
+counted. The idle share of each GPU is measured (NVML); that of each role follows from the seconds of the phases.
+`--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
