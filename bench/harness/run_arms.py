@@ -98,7 +98,6 @@ class Arms:
         if arm in self.others:
             return {"arm": arm} | self.others[arm](steps)
         shutil.rmtree(output, ignore_errors=True)
-        output.parent.mkdir(parents=True, exist_ok=True)
         # A job that is measured is killed before its last step, which would write a checkpoint and the model.
         spec = self.spec(arm, steps if smoke else steps + 1, smoke)
         # Written first, so that the start-up time does not count it.
@@ -106,15 +105,7 @@ class Arms:
         card_bytes = None if smoke else self.card_bytes(arm)
         if card_bytes:
             spec["memory"] = pinned_to_a_card(spec, card_bytes)
-        path = output.parent / f"{arm}.yaml"
-        job = {
-            "apiVersion": "rljob.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": f"bench-{arm.replace('.', '-')}"},
-            "spec": spec,
-        }
-        path.write_text(yaml.safe_dump(job))
-        shutil.copy(REWARDS, path.parent)
+        path = write_job(output.parent, arm, spec)
         options = self.smoke_options if smoke else ()
         command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(output), *options]
         environment = os.environ | self.variables(arm)
@@ -123,6 +114,17 @@ class Arms:
         row = {"arm": arm, "exit_code": exit_code, "device_peak_bytes": peak.peak_bytes}
         row |= measured(output, self.warm_up_steps, use)
         return row | self.figures(arm, row)
+
+
+def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
+    """Write the manifest of the arm, and the reward function beside it."""
+    metadata = {"name": f"bench-{arm.replace('.', '-')}"}
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REWARDS, folder)
+    path = folder / f"{arm}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
 
 
 def run_steps(command: list[str], output: Path, steps: int, environment: Mapping[str, str], *, to_the_end: bool) -> int:

@@ -28,10 +28,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.harness.record import RESULTS, record_row, require_gpus
-from bench.harness.run_arms import SHAPES, generating_job, ledger_of
+from bench.harness.run_arms import SHAPES, generating_job, ledger_of, write_job
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
@@ -70,12 +68,9 @@ def main(arms: list[str], smoke: bool, output: Path, results: Path) -> None:
 
 def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    manifest = manifest_of(arm, smoke)
-    resolve_model(manifest["spec"]["model"]["uri"])
-    path = output.parent / f"{arm}.yaml"
-    path.write_text(yaml.safe_dump(manifest))
-    shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
+    spec = spec_of(arm, smoke)
+    resolve_model(spec["model"]["uri"])
+    path = write_job(output.parent, arm, spec)
     program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_trainer"]
     before = without_ptrace if arm == "no-ptrace" else None
     done = subprocess.run(
@@ -92,23 +87,17 @@ main()
 """
 
 
-def manifest_of(arm: str, smoke: bool) -> dict[str, Any]:
-    job = (
+def spec_of(arm: str, smoke: bool) -> dict[str, Any]:
+    spec = (
         generating_job(SHAPES["smoke"], 3, prompts=2, group_size=4, response_tokens=8)
         if smoke
         else generating_job(SHAPES["0.6b"], STEPS.get(arm, DEFAULT_STEPS), 16, group_size=8, response_tokens=256)
     )
-    job["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
-    return {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": f"bench-{arm}"},
-        "spec": job
-        | {
-            "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
-            "recovery": {"maxRestarts": 0},
-            "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
-        },
+    spec["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
+    return spec | {
+        "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
+        "recovery": {"maxRestarts": 0},
+        "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
     }
 
 

@@ -1,7 +1,6 @@
 """Seconds lost to the failure of one of two policy ranks or engines.
 
-    python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …] [--runs DIR]
-    python -m bench.programs.ranks_recover --smoke
+    python -m bench.programs.ranks_recover [ARM...] [--smoke] [--runs DIR]
 
 Two runs of one job with two policy ranks and two engines, one after the other:
 
@@ -36,6 +35,7 @@ from bench.harness.run_arms import complete_lines, ledger_of
 from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("live", "killed")
+STEPS = 8
 TIMEOUT_SECONDS = 900
 OUT_OF_MEMORY = {
     "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
@@ -80,30 +80,28 @@ SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&t
 """Its 4 MB of weights can be sent in two halves."""
 
 
-def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool, runs: Path | None) -> None:
+def main(arms: list[str], smoke: bool, output: Path, runs: Path | None) -> None:
     if not smoke:
         require_gpus(2)
-    name = "ranks_recover_cpu" if smoke else "ranks_recover"
-    gpus = 1 if smoke else 2
-    rows = recorded(name, directory, gpus)
+    name, gpus = ("ranks_recover_cpu", 1) if smoke else ("ranks_recover", 2)
+    rows = recorded(name, output, gpus)
     with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as scratch:
-        for arm in arms:
-            of_arm = rows_of(arm, manifest, steps, Path(scratch) / arm, smoke)
+        for arm in arms or ARMS:
+            of_arm = rows_of(arm, Path(scratch) / arm, smoke)
             rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
             # After each arm, so that its result is kept if a later one fails.
-            note = f"{manifest.name}, {steps} steps, two ranks"
-            path = record(name, rows, note, directory, gpus)
+            path = record(name, rows, f"{manifest_of(smoke).name}, {STEPS} steps, two ranks", output, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
 
 
-def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
+def rows_of(arm: str, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     """A row for each failure of the arm's run. A run that fails is recorded with its end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
-    write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
+    write_job(list(faults.values()), folder / "job.yaml", smoke)
     command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
@@ -120,14 +118,16 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
     return [row(arm, name, fault, ledger_of(folder / "run"), folder / "run") for name, fault in faults.items()]
 
 
-def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
-    job = yaml.safe_load(manifest.read_text())
+def manifest_of(smoke: bool) -> Path:
+    return EXAMPLES / "digits.yaml" if smoke else Path(__file__).with_name("h200_step.yaml")
+
+
+def write_job(faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
+    job = yaml.safe_load(manifest_of(smoke).read_text())
     spec = job["spec"]
-    spec["policy"] = {
-        **spec.get("policy", {}),
-        **({"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}),
-    }
-    spec["algorithm"]["steps"] = steps
+    pods = {"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}
+    spec["policy"] = spec.get("policy", {}) | pods
+    spec["algorithm"]["steps"] = STEPS
     spec["checkpoint"] = {"everySteps": 2}
     spec["recovery"] = {"maxAdjustments": 20}
     spec["faultInjection"] = {"enabled": True, "faults": faults}
@@ -189,14 +189,8 @@ def processes_started(logs: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manifest", type=Path, help="default: h200_step.yaml; with --smoke the digits example")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
     parser.add_argument("--runs", type=Path, help="where the runs are kept (replaced); default: nowhere")
-    options = parser.parse_args()
-    chosen = options.manifest or (
-        EXAMPLES / "digits.yaml" if options.smoke else ROOT / "bench" / "programs" / "h200_step.yaml"
-    )
-    main(chosen, options.steps, options.arm or list(ARMS), options.output, options.smoke, options.runs)
+    main(**vars(parser.parse_args()))
