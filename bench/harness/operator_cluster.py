@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import tempfile
 import time
@@ -66,18 +67,23 @@ def installed_operator(plane: ControlPlane, base_port: int) -> OperatorProcess:
     return OperatorProcess(kubeconfig, plane.directory / "operator.log", base_port, base_port + 1, settings)
 
 
-def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, str]]:
-    """Requests sent by the operator, by verb and resource, from its metrics."""
-    text = httpx.get(f"http://127.0.0.1:{operator.metrics_port}/metrics").raise_for_status().text
-    requests: Counter[tuple[str, str]] = Counter()
+def counted(port: int, metric: str, *labels: str) -> Counter[tuple[str, ...]]:
+    """The values of a counter by these labels, from the metrics at `port`."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text
+    found: Counter[tuple[str, ...]] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "rljob_operator_api_requests_total":
-                requests[sample.labels["verb"], sample.labels["resource"]] += int(sample.value)
-    return requests
+            if sample.name == metric:
+                found[tuple(sample.labels[label] for label in labels)] += int(sample.value)
+    return found
 
 
-def writes(requests: Counter[tuple[str, str]]) -> int:
+def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, ...]]:
+    """Requests sent by the operator, by verb and resource."""
+    return counted(operator.metrics_port, "rljob_operator_api_requests_total", "verb", "resource")
+
+
+def writes(requests: Counter[tuple[str, ...]]) -> int:
     """Requests that change objects of jobs: no reads, Leases or access reviews."""
     reads = ("get", "list", "watch")
     return sum(
@@ -96,20 +102,33 @@ def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
         list(pool.map(work, items))
 
 
-def wait_until_all(
-    api: ApiClient, count: int, condition: str, resource: str = "rljobs", seconds: float = 3600.0
-) -> list[Object]:
-    """The objects, once the condition is true for `count` of them. Raises TimeoutError after `seconds`."""
-    give_up_at = time.monotonic() + seconds
+def start_all(api: ApiClient, resource: str, manifests: Iterable[Object], condition: str) -> dict[str, Any]:
+    """Create jobs at once; seconds until all are created, have their pods, and have the condition."""
+    wanted, began = list(manifests), time.time()
+    in_parallel(lambda manifest: api.create(resource, manifest, NAMESPACE), wanted)
+    submitted = time.time() - began
+    there = wait_until_all(api, len(wanted), condition, resource)
+    ready = [seconds_after(began, transition(found, condition)) for found in there]
+    pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods", NAMESPACE)]
+    return {
+        "jobs": len(wanted),
+        "submitted_seconds": submitted,
+        "last_pod_created_seconds": max(pods),
+        "median_running_seconds": statistics.median(ready),
+        "all_running_seconds": max(ready),
+    }
+
+
+def wait_until_all(api: ApiClient, count: int, condition: str, resource: str = "rljobs") -> list[Object]:
+    """The objects, once the condition is true for `count` of them. Raises TimeoutError after an hour."""
+    give_up_at = time.monotonic() + 3600.0
     while True:
         there = [found for found in api.list(resource, NAMESPACE) if transition(found, condition)]
         print(f"{condition}: {len(there)}/{count}", flush=True)
         if len(there) == count:
             return there
         if time.monotonic() > give_up_at:
-            raise TimeoutError(
-                f"expected {count} {resource} with {condition} after {seconds:.0f} s, found {len(there)}"
-            )
+            raise TimeoutError(f"expected {count} {resource} with {condition} after an hour, found {len(there)}")
         time.sleep(_LOOK_SECONDS)
 
 
