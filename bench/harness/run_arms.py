@@ -24,13 +24,11 @@ from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
 from rljob_memory.plan import Hardware, first_plan
 from rljob_memory.planning.job_workload import workload_of
-from rljob_memory.planning.model_size import shape_in_uri
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import this_machine, torch_version
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
-from rljob_trainer.models.random_model import cache_key, parse_query
-from rljob_trainer.models.resolve import default_cache_directory, resolve_model
+from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.runtime.role_settings import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
@@ -82,17 +80,14 @@ class Arms:
         given = parser.parse_args()
         if not given.smoke:
             require_gpus(self.gpus)
-        try:
-            for arm in given.arms or (given.smoke and self.smoke_names) or names:
-                row = self._row(arm, given.steps, given.smoke, given.output / arm)
-                print(json.dumps(row, indent=2), flush=True)
-                if given.smoke:
-                    assert row["exit_code"] == 0, f"the arm {arm} failed"
-                    self.check_smoke(row)
-                    continue
+        for arm in given.arms or (given.smoke and self.smoke_names) or names:
+            row = self._row(arm, given.steps, given.smoke, given.output / arm)
+            print(json.dumps(row, indent=2), flush=True)
+            if given.smoke:
+                assert row["exit_code"] == 0, f"the arm {arm} failed"
+                self.check_smoke(row)
+            else:
                 print(record_row(self.name, row, "arm", self.note, given.results, self.gpus), flush=True)
-        finally:
-            shutil.rmtree(MEMORY, ignore_errors=True)
 
     def _row(self, arm: str, steps: int, smoke: bool, output: Path) -> Row:
         if arm in self.others:
@@ -101,7 +96,7 @@ class Arms:
         # A job that is measured is killed before its last step, which would write a checkpoint and the model.
         spec = self.spec(arm, steps if smoke else steps + 1, smoke)
         # Written first, so that the start-up time does not count it.
-        spec["model"]["uri"] = f"file://{written_model(spec)}"
+        spec["model"]["uri"] = f"file://{resolve_model(spec['model']['uri'])}"
         card_bytes = None if smoke else self.card_bytes(arm)
         if card_bytes:
             spec["memory"] = pinned_to_a_card(spec, card_bytes)
@@ -202,30 +197,6 @@ def memory_of(log: Path) -> dict[str, int]:
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),
         "peak_rss_bytes": max(each.get("peak_rss_bytes", 0) for each in samples),
     }
-
-
-MEMORY = Path("/dev/shm/rljob-models")
-_SPARE_BYTES = 4 << 30
-"""Of a disk, for logs and compiled kernels."""
-
-
-def written_model(job: dict[str, Any]) -> Path:
-    """The directory of the `random://` model in the spec `job`, which is written if it does not exist."""
-    spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
-    shape = shape_in_uri(spec, bytes_per_parameter=2)
-    assert shape is not None, "the arms name the sizes of their models"
-    return resolve_model(spec.model.uri, cache_with_room(spec.model.uri, shape.weight_bytes))
-
-
-def cache_with_room(uri: str, model_bytes: int) -> Path:
-    """The model cache on the disk, or one in memory if the disk has neither the model nor room for it.
-
-    A model in memory needs no copy there while the policy's weights make room for the engine.
-    """
-    disk = default_cache_directory()
-    existing = next(place for place in (disk, *disk.parents) if place.exists())
-    is_there = (disk / "random" / cache_key(parse_query(uri.removeprefix("random://")))).is_dir()
-    return disk if is_there or shutil.disk_usage(existing).free >= model_bytes + _SPARE_BYTES else MEMORY
 
 
 def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:

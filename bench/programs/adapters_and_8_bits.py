@@ -10,8 +10,7 @@ Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat1
     8b-fp8-kv      the same with Fp8PerTensor and `kvCacheDtype: Fp8`
     8b-40gib       Qwen3-8B's shape, adapters, where another process holds all but 40 GiB of the GPU and the memory plan
                    is that of such a GPU; 64 responses of 512 tokens
-    32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of disk or, if that has no room, of /dev/shm,
-                   from which they are removed at the end
+    32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of the model cache (`$XDG_CACHE_HOME/rljob`)
 
 Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it has. The first step is
 not counted. `--smoke`: a tiny model on any device; records nothing.
