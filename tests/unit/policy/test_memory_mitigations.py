@@ -48,23 +48,27 @@ def expandable() -> ExpandableSegments:
 # --- expandable segments ---
 
 
-def test_the_settings_string_changes_in_one_key_only() -> None:
-    inherited = "garbage_collection_threshold:0.8,expandable_segments:False,roundup_power2_divisions:[256:1,512:2]"
-    assert settings_with(inherited, OLD_TORCH, expandable_segments=True) == (
-        "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
-    )
-    assert settings_with("", OLD_TORCH, expandable_segments=False) == OFF
-
-
-def test_expandable_segments_use_large_pages_by_default_if_torch_can() -> None:
-    def settings(inherited: str, enabled: bool) -> str:
-        made = settings_with(inherited, NEW_TORCH, expandable_segments=enabled)
-        assert setting_problems(made, NEW_TORCH) == []
-        return made
-
-    assert settings("", True) == f"{ON},large_segment_size_mb:256"
-    assert settings("", False) == f"{OFF},large_segment_size_mb:20", "classic segments keep torch's own size"
-    assert settings("large_segment_size_mb:64", True) == f"large_segment_size_mb:64,{ON}"
+@pytest.mark.parametrize(
+    ("inherited", "torch_release", "enabled", "expected"),
+    [
+        (
+            f"roundup_power2_divisions:[256:1,512:2],{OFF}",
+            OLD_TORCH,
+            True,
+            f"roundup_power2_divisions:[256:1,512:2],{ON}",
+        ),
+        ("", OLD_TORCH, False, OFF),
+        ("", NEW_TORCH, True, f"{ON},large_segment_size_mb:256"),
+        ("", NEW_TORCH, False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
+        ("large_segment_size_mb:64", NEW_TORCH, True, f"large_segment_size_mb:64,{ON}"),
+    ],
+)
+def test_segments_are_switched_beside_inherited_settings_with_large_pages(
+    inherited: str, torch_release: tuple[int, int], enabled: bool, expected: str
+) -> None:
+    made = settings_with(inherited, torch_release, expandable_segments=enabled)
+    assert made == expected
+    assert setting_problems(made, torch_release) == []
 
 
 def test_segments_come_back_once_after_nested_and_failed_exports(calls: list[str]) -> None:

@@ -15,7 +15,16 @@ from rljob_trainer.policy.float32_masters import joined, split, stochastically_r
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 
-SHAPES = {"embedding": (50, 7), "bias": (3,), "frozen": (4, 4), "matrix": (11, 13), "adapter": (5, 6), "last": (64,)}
+SHAPES = {
+    "embedding": (9, 100),
+    "bias": (3,),
+    "frozen": (4, 4),
+    "matrix": (11, 13),
+    "adapter": (5, 6),
+    "whole": (4, 256),
+    "last": (1000,),
+}
+"""With several blocks of moments in 8 bits, of which the last one is complete or not."""
 
 
 class Weights(nn.Module):
@@ -30,16 +39,6 @@ class Weights(nn.Module):
             values = torch.randn(shape)
             values = values if name == "adapter" else split(values)[0] if dtype == torch.bfloat16 else values
             self.register_parameter(name, nn.Parameter(values, requires_grad=name != "frozen"))
-
-
-class Large(nn.Module):
-    """Parameters of several blocks of moments in 8 bits, with and without an incomplete one."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        for name, shape in {"first": (9, 100), "bias": (3,), "whole": (4, 256), "last": (1000,)}.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape).to(dtype)))
 
 
 def optimizer_of(model: nn.Module, *, offload: bool = False, bucket: int = 100, **settings: Any) -> MasterAdamW:
@@ -76,13 +75,18 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 @pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_streamed_step_is_the_plain_step_bit_for_bit(dtype: torch.dtype, moments: str) -> None:
+    """With moments in 8 bits also in buckets of any size."""
+    places = [(100, False), (100, True)]
+    if moments == "int8":
+        places += [(1, False), (256, True), (300, False), (1 << 20, True)]
     results = []
-    for offload in (False, True):
-        optimizer = optimizer_of(Weights(dtype), offload=offload, moments=moments)
+    for bucket, offload in places:
+        optimizer = optimizer_of(Weights(dtype), bucket=bucket, offload=offload, moments=moments)
         assert optimizer.state.offloaded == offload
         learn(optimizer, 4)
         results.append(everything(optimizer))
-    assert_same_bits(*results)
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -111,22 +115,6 @@ def test_it_is_the_adamw_of_torch_on_float32_masters(dtype: torch.dtype) -> None
     assert torch.equal(model.frozen, Weights(dtype).frozen)
 
 
-def test_steps_too_small_for_bfloat16_weights_add_up_in_the_masters() -> None:
-    model = Weights(torch.bfloat16)
-    optimizer = optimizer_of(model)
-    optimizer.learning_rate = 1e-6
-    before = everything(optimizer)
-    for _ in range(3):
-        for parameter in optimizer.parameters.values():
-            parameter.sum().backward()
-        optimizer.step()
-        optimizer.gradients.clear()
-    after = everything(optimizer)
-    assert torch.equal(model.matrix, Weights(torch.bfloat16).matrix), "too small a step for the weights themselves"
-    moved = before["matrix.master"] - after["matrix.master"]
-    assert float(moved.mean()) == pytest.approx(3e-6, rel=0.1)
-
-
 def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
     """In bfloat16, 256 + 1 is 256."""
     model, weight = nn.Module(), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
@@ -140,17 +128,6 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
     assert optimizer.gradients.norm() == pytest.approx(258 * 2**0.5)
     optimizer.gradients.clip(optimizer.gradients.norm(), 1.0)
     assert optimizer.gradients.norm() == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_moments_in_8_bits_do_not_depend_on_the_bucket_size(dtype: torch.dtype) -> None:
-    results = []
-    for bucket, offload in ((1, False), (256, True), (300, False), (1 << 20, True)):
-        optimizer = optimizer_of(Large(dtype), bucket=bucket, offload=offload, moments="int8")
-        learn(optimizer, 4)
-        results.append(everything(optimizer))
-    for other in results[1:]:
-        assert_same_bits(results[0], other)
 
 
 def test_moments_in_8_bits_take_a_quarter_of_float32() -> None:
