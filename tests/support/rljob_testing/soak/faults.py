@@ -126,35 +126,16 @@ def inject(planned: PlannedFault, cluster: SoakCluster) -> Fault | None:
 # --- what there is ---
 
 
-def _processes_in_jobs(cluster: SoakCluster) -> list[_Target]:
+def _processes(pods: list[Object]) -> list[_Target]:
     return [
         _Target(f"{found.name} in {_name(pod)}", _job_of(pod), partial(_kill, found))
-        for pod in _running(cluster.pods())
+        for pod in _running(pods)
         for found in processes.processes_of_pod(pod["metadata"]["uid"])
     ]
 
 
-def _pods_of_jobs(cluster: SoakCluster, *options: str) -> list[_Target]:
-    return [
-        _Target(_name(pod), _job_of(pod), partial(_delete, cluster, pod, options)) for pod in _running(cluster.pods())
-    ]
-
-
-def _operators_processes(cluster: SoakCluster) -> list[_Target]:
-    return [
-        _Target(f"{found.name} in {_name(pod)}", None, partial(_kill, found))
-        for pod in _running(cluster.operator_pods())
-        for found in processes.processes_of_pod(pod["metadata"]["uid"])
-        if found.name != "pause"
-    ]
-
-
-def _operators_pods(cluster: SoakCluster) -> list[_Target]:
-    return [_Target(_name(pod), None, partial(_delete, cluster, pod, ())) for pod in _running(cluster.operator_pods())]
-
-
-def _shims(cluster: SoakCluster) -> list[_Target]:
-    return [_Target(f"shim of {shim.name[:12]}", None, partial(_kill, shim)) for shim in processes.shims()]
+def _pods(cluster: SoakCluster, pods: list[Object], *options: str) -> list[_Target]:
+    return [_Target(_name(pod), _job_of(pod), partial(_delete, cluster, pod, options)) for pod in _running(pods)]
 
 
 def _programs(*names: str) -> Callable[[SoakCluster], list[_Target]]:
@@ -165,21 +146,23 @@ def _programs(*names: str) -> Callable[[SoakCluster], list[_Target]]:
     return targets
 
 
-def _api_server_to_stop(cluster: SoakCluster) -> list[_Target]:
-    return [_Target(found.name, None, partial(_stop, found)) for found in processes.program("kube-apiserver")]
-
-
 _TARGETS: dict[FaultKind, Callable[[SoakCluster], list[_Target]]] = {
-    "KillProcess": _processes_in_jobs,
-    "DeletePod": _pods_of_jobs,
-    "DeletePodAtOnce": lambda cluster: _pods_of_jobs(cluster, "--grace-period=0", "--force"),
-    "KillShim": _shims,
+    "KillProcess": lambda cluster: _processes(cluster.pods()),
+    "DeletePod": lambda cluster: _pods(cluster, cluster.pods()),
+    "DeletePodAtOnce": lambda cluster: _pods(cluster, cluster.pods(), "--grace-period=0", "--force"),
+    "KillShim": lambda _: [
+        _Target(f"shim of {shim.name[:12]}", None, partial(_kill, shim)) for shim in processes.shims()
+    ],
     "KillContainerd": _programs("containerd "),
     "KillKubelet": _programs("kubelet"),
-    "KillOperator": _operators_processes,
-    "DeleteOperator": _operators_pods,
+    "KillOperator": lambda cluster: [
+        target for target in _processes(cluster.operator_pods()) if not target.name.startswith("pause ")
+    ],
+    "DeleteOperator": lambda cluster: _pods(cluster, cluster.operator_pods()),
     "KillApiServer": _programs("kube-apiserver"),
-    "StopApiServer": _api_server_to_stop,
+    "StopApiServer": lambda _: [
+        _Target(found.name, None, partial(_stop, found)) for found in processes.program("kube-apiserver")
+    ],
     "KillEtcd": _programs("etcd"),
     "KillProgram": _programs(*_OTHER_PROGRAMS),
 }
@@ -213,5 +196,7 @@ def _name(pod: Object) -> str:
     return str(pod["metadata"]["name"])
 
 
-def _job_of(pod: Object) -> str:
-    return str(pod["metadata"]["labels"][JOB_NAME])
+def _job_of(pod: Object) -> str | None:
+    """None for a pod of the operator."""
+    job: str | None = pod["metadata"].get("labels", {}).get(JOB_NAME)
+    return job
