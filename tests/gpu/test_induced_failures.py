@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.induced_failures.card import has_gpu
 from rljob_testing.induced_failures.catalogue import Program, programs
 from rljob_testing.induced_failures.induce import induce
 
@@ -18,8 +17,6 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_induced_class_is_diagnosed_first(program: Program, tmp_path: Path) -> None:
-    if program.needs_gpu and not has_gpu():
-        pytest.skip(f"{program.title} needs an NVIDIA GPU")
     row = induce(program, tmp_path)
     if row.ended == "skipped":
         pytest.skip(f"{program.title}: {row.note}")
