@@ -183,8 +183,6 @@ class JobOutcome:
     ledger: tuple[LedgerRecord, ...]
     ledger_error: str
     """The reason why the ledger cannot be read; empty if it can."""
-    seconds: float
-    """Until the end of the job."""
 
     @property
     def name(self) -> str:
@@ -215,14 +213,12 @@ class JobStream:
 
     def _run(self, manifest: Object) -> JobOutcome:
         name = manifest["metadata"]["name"]
-        began = time.monotonic()
         self.cluster.apply(manifest)
         job = self._follow(name)
-        seconds = time.monotonic() - began
         self._save(job)
         ledger, ledger_error = self._read_ledger(name)
         self.cluster.delete("rljob", name)
-        return JobOutcome(job, ledger, ledger_error, seconds)
+        return JobOutcome(job, ledger, ledger_error)
 
     def _follow(self, name: str) -> Object:
         logged = ""

@@ -120,20 +120,14 @@ def _problems_of_job(outcome: JobOutcome) -> list[str]:
 
 
 def _job(outcome: JobOutcome) -> Row:
-    seen = status(outcome.job)
     ended = next((kind for kind in ("Complete", "Failed") if holds(kind)(outcome.job)), "Unfinished")
     given = [f"{record.fault_class}@{record.phase}" for record in outcome.ledger if isinstance(record, FaultRecord)]
-    spec = outcome.job["spec"]
     return {
-        "name": outcome.name,
-        "kind": _kind(spec),
+        "kind": _kind(outcome.job["spec"]),
         "ended": ended,
         "steps": len(_commits(outcome)),
-        "gpus": spec["policy"]["gpusPerReplica"],
-        "seconds": round(outcome.seconds, 1),
         "failures": given,
-        "attempts": [attempt.get("reason", "Unfinished") for attempt in seen.get("attempts", [])],
-        "plan_changes": [change["remedy"]["setting"] for change in seen.get("planChanges", [])],
+        "attempts": [attempt.get("reason", "Unfinished") for attempt in status(outcome.job).get("attempts", [])],
     }
 
 
