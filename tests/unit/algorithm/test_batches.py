@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_trainer.algorithm.loss_config import LossConfig
@@ -27,6 +27,7 @@ from rljob_trainer.rollout_batch import RolloutBatch
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 8), st.integers(1, 1000), st.booleans())
+@example([9, 8], 1, 4, True)
 def test_ranks_get_each_sequence_once_within_the_budget(
     lengths: list[int], ranks: int, budget: int, packed: bool
 ) -> None:
