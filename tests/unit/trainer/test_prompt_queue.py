@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_testing.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
 from rljob_trainer.roles.work_queue import WorkQueue
 from rljob_trainer.rollout_batch import Prompt
 from rljob_trainer.runtime.response_lengths import ResponseLengths
+from tests.unit.trainer.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
 
 
 def test_engines_with_room_for_all_get_equal_work() -> None:
