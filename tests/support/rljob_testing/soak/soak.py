@@ -30,7 +30,9 @@ _PAUSE_SECONDS = 5.0
 _BATCH_SECONDS = 30.0
 """Between batches. At a higher rate, the API server alone takes one of two cores, and no job gets ahead."""
 _TENANT = f"""
-{{apiVersion: v1, kind: Namespace, metadata: {{name: {TENANT_NAMESPACE}}}}}
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {TENANT_NAMESPACE}}}
 ---
 apiVersion: v1
 kind: ResourceQuota
