@@ -21,12 +21,6 @@ def device_used_bytes() -> int:
     return 0 if gpu is None else int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
 
 
-def device_processes() -> int:
-    """Number of processes with a CUDA context on the first visible GPU that the driver shows to this process."""
-    gpu = first_visible_gpu()
-    return 0 if gpu is None else len(pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
-
-
 class Sampler(threading.Thread):
     """Context manager that samples in a thread of its own."""
 

@@ -66,13 +66,9 @@ def row(records: Sequence[LedgerRecord], total_steps: int) -> dict[str, Any]:
         "last_reward": summary.last_reward,
         f"first_step_with_mean_of_five_above_{GOAL}": first_step_at_goal(rewards),
         "start_up_seconds": summary.startup_seconds,
-        "loop_seconds": sum(seconds),
         "first_step_seconds": seconds[0],
         "median_step_seconds": statistics.median(seconds),
         "peak_memory_gib": {role: peak.model_dump() for role, peak in summary.peak_memory.items()},
-        "logprob_diff_mean": statistics.fmean(step.metrics["logprob_diff_mean"] for step in done),
-        "logprob_diffs": [round(step.metrics["logprob_diff_mean"], 5) for step in done],
-        "importance_weight_mean": statistics.fmean(step.metrics["importance_weight_mean"] for step in done),
         "rewards": [round(reward, 4) for reward in rewards],
     }
 

@@ -117,7 +117,6 @@ def measured(output: Path) -> dict[str, Any]:
         "seconds": [step["total_seconds"] for step in steps],
         "asleep_engine_bytes": [step["metrics"].get("asleep_engine_bytes") for step in steps],
         "policy_peak_allocated_in_update_bytes": by_step("policy-0", "update", lambda s: s.peak_allocated_bytes),
-        "policy_peak_reserved_in_update_bytes": by_step("policy-0", "update", lambda s: s.peak_reserved_bytes),
         "policy_cache_after_update_bytes": by_step("policy-0", "update", lambda s: s.cache_bytes or 0),
         "policy_cache_after_sync_bytes": by_step("policy-0", "sync", lambda s: s.cache_bytes or 0),
         "policy_rss_after_checkpoint_bytes": by_step("policy-0", "checkpoint", lambda s: s.rss_bytes),

@@ -44,7 +44,7 @@ from bench.harness.memory_roles import (
     workload_for,
 )
 from bench.harness.record import RESULTS, record, require_gpus
-from bench.harness.samplers import DevicePeak, device_processes, device_used_bytes
+from bench.harness.samplers import DevicePeak, device_used_bytes
 from rljob_memory.allocator import allocator_environment
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import torch_version
@@ -234,7 +234,7 @@ def controller(device: Device, rows: list[Row]) -> None:
                 assert process.stdout is not None
                 if not any(line.strip() == "ready" for line in process.stdout):
                     raise RuntimeError("the program ended before it was ready; its error is above")
-                row |= {"device_bytes": device_used_bytes() - before, "device_processes": device_processes()}
+                row["device_bytes"] = device_used_bytes() - before
                 process.communicate(input="\n", timeout=60)
 
 

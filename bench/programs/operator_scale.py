@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from typing import Any
 
 from bench.harness.operator_cluster import (
@@ -66,7 +65,6 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
             in_parallel(lambda name: end(api, name), [f"job-{number}" for number in range(jobs)])
             complete = wait_until_all(api, jobs, "Complete")
             in_all = operator_requests(operator)
-            cpu_seconds = operator.cpu_seconds()
         operator.stop()
     return row | {
         "nodes": nodes,
@@ -75,11 +73,7 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
         ),
         "writes_per_job_until_running": writes(until_running) / jobs,
         "writes_per_job": writes(in_all) / jobs,
-        "reads": sum(in_all.values()) - writes(in_all),
-        "requests_until_running": by_name(until_running),
-        "requests": by_name(in_all),
         "operator_cpu_seconds_until_running": running_cpu_seconds,
-        "operator_cpu_seconds": cpu_seconds,
         "operator_idle_bytes": idle_bytes,
         "peak_bytes": memory.peak_bytes,
     }
@@ -96,10 +90,6 @@ def end(api: ApiClient, name: str) -> None:
     job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
     job.report(step=10)
     job.end_controller(ExitCode.COMPLETE, step=10)
-
-
-def by_name(requests: Counter[tuple[str, ...]]) -> dict[str, int]:
-    return {f"{verb} {resource}": count for (verb, resource), count in sorted(requests.items())}
 
 
 if __name__ == "__main__":
