@@ -23,12 +23,10 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,24 +75,23 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def main(trainer: str, failures: list[str], results: Path, logs: Path | None) -> None:
+def main(trainer: str, failures: list[str], results: Path, output: Path) -> None:
     if trainer == "cpu":
-        recovered_on_cpu(results, logs)
+        recovered_on_cpu(results, output)
     else:
-        recovered_on_gpu(trainer, failures, results, logs)
+        recovered_on_gpu(trainer, failures, results, output)
 
 
-def recovered_on_cpu(results: Path, logs: Path | None) -> None:
-    command = [sys.executable, "images/trl/train.py"]
-    with kept_directory(logs, "cpu") as directory:
-        attempts = recovered(job_spec("TRL", gpus=0), command, DATA_LIMIT_MIB, directory)
+def recovered_on_cpu(results: Path, output: Path) -> None:
+    command, directory = [sys.executable, "images/trl/train.py"], new_directory(output / "cpu")
+    attempts = recovered(job_spec("TRL", gpus=0), command, DATA_LIMIT_MIB, directory)
     note = f"images/trl/train.py, each process limited to {DATA_LIMIT_MIB} MiB of private memory"
     record("adapter_recovery", attempts, note, results)
     if attempts[-1]["exit_code"] != 0:
         sys.exit("the program did not complete; the last attempt has the reason")
 
 
-def recovered_on_gpu(trainer: str, failures: list[str], results: Path, logs: Path | None) -> None:
+def recovered_on_gpu(trainer: str, failures: list[str], results: Path, output: Path) -> None:
     is_verl = trainer == "verl"
     require_package("verl", without="trl") if is_verl else require_package("trl")
     require_gpus(1)
@@ -102,9 +99,9 @@ def recovered_on_gpu(trainer: str, failures: list[str], results: Path, logs: Pat
     spec = job_spec("Verl" if is_verl else "TRL", gpus=1)
     model = resolve_model(f"random://qwen3?{SHAPES['0.6b']}")
     for failure in failures or list(options):
-        with kept_directory(logs, failure) as directory:
-            command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model)
-            attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
+        directory = new_directory(output / f"{trainer}-{failure}")
+        command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model)
+        attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
         row = {"failure": failure, "options": options[failure], "attempts": attempts}
         note = f"{trainer} under the probe; each attempt has the changes that the one before it led to"
         print(record_row(name, row, "failure", note, results), flush=True)
@@ -146,15 +143,10 @@ def recovered(
     return rows
 
 
-@contextmanager
-def kept_directory(logs: Path | None, name: str) -> Iterator[Path]:
-    """A directory for the files of a program: `name` in `logs`, or a temporary one."""
-    if logs is None:
-        with tempfile.TemporaryDirectory() as directory:
-            yield Path(directory)
-    else:
-        (logs / name).mkdir(parents=True, exist_ok=True)
-        yield (logs / name).absolute()
+def new_directory(path: Path) -> Path:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path.absolute()
 
 
 def attempt(
@@ -284,6 +276,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trainer", choices=["cpu", "trl", "verl"])
     parser.add_argument("failures", nargs="*", choices=[*TRL, []], metavar="FAILURE", help=", ".join(TRL))
-    parser.add_argument("--logs", type=Path, help="where the output of the attempts is kept; default: nowhere")
+    parser.add_argument("--output", type=Path, default=Path("runs/adapter_recovery"), help="of the attempts (replaced)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
     main(**vars(parser.parse_args()))

@@ -22,8 +22,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,17 +78,16 @@ SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&t
 """Its 4 MB of weights can be sent in two halves."""
 
 
-def main(arms: list[str], smoke: bool, output: Path, runs: Path | None) -> None:
+def main(arms: list[str], smoke: bool, output: Path, runs: Path) -> None:
     if not smoke:
         require_gpus(2)
     name, gpus = ("ranks_recover_cpu", 1) if smoke else ("ranks_recover", 2)
     rows = recorded(name, output, gpus)
-    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as scratch:
-        for arm in arms or ARMS:
-            of_arm = rows_of(arm, Path(scratch) / arm, smoke)
-            rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
-            # After each arm, so that its result is kept if a later one fails.
-            path = record(name, rows, f"{manifest_of(smoke).name}, {STEPS} steps, two ranks", output, gpus)
+    for arm in arms or ARMS:
+        of_arm = rows_of(arm, runs / arm, smoke)
+        rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
+        # After each arm, so that its result is kept if a later one fails.
+        path = record(name, rows, f"{manifest_of(smoke).name}, {STEPS} steps, two ranks", output, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
@@ -192,5 +189,5 @@ if __name__ == "__main__":
     parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
-    parser.add_argument("--runs", type=Path, help="where the runs are kept (replaced); default: nowhere")
+    parser.add_argument("--runs", type=Path, default=Path("runs/ranks_recover"), help="of the runs (replaced)")
     main(**vars(parser.parse_args()))
