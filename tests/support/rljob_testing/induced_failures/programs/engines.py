@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_testing.induced_failures.card import GIB, floats, gib, memory_log_of, take_card
+from rljob_testing.induced_failures.card import GIB, Card, floats, gib, memory_log_of, take_card
 from rljob_testing.induced_failures.catalogue import NotPossibleHere, induces
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.telemetry.memory import MemoryLog
@@ -54,29 +54,31 @@ def start_engine(**arguments: Any) -> Any:
     return engine
 
 
-class PolicyProcess:
-    """A handle on the policy's process."""
-
-    def __init__(self, connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
-        self._connection, self._process = connection, process
-
-    def update(self, size_bytes: int) -> None:
-        """Run the update of `size_bytes`; returns when it is done or has failed."""
-        self._connection.send(size_bytes)
-        if not self._connection.poll(_LONGEST_UPDATE_SECONDS):
-            raise TimeoutError(f"the policy's update took more than {_LONGEST_UPDATE_SECONDS} s")
+def card_and_engine(share: float) -> tuple[Card, Any]:
+    """This process's turn on the GPU, and an engine that can sleep, whose KV cache has this share of it."""
+    card = take_card()
+    return card, start_engine(kv_cache_memory_bytes=int(share * card.total_bytes), enable_sleep_mode=True)
 
 
 @contextmanager
-def policy_process(update: Callable[[Path, int], object], folder: Path) -> Iterator[PolicyProcess]:
-    """Within, a process runs `update(folder, size_bytes)` on request and keeps the result."""
+def policy_process(update: Callable[[Path, int], object], folder: Path) -> Iterator[Callable[[int], None]]:
+    """Within, a process runs `update(folder, size_bytes)` on request and keeps the result.
+
+    Yields the request, which returns when the update is done or has failed.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_live, args=(update, folder, theirs), daemon=True)
     process.start()
     theirs.close()
+
+    def request(size_bytes: int) -> None:
+        ours.send(size_bytes)
+        if not ours.poll(_LONGEST_UPDATE_SECONDS):
+            raise TimeoutError(f"the policy's update took more than {_LONGEST_UPDATE_SECONDS} s")
+
     try:
-        yield PolicyProcess(ours, process)
+        yield request
     finally:
         process.kill()
 
@@ -114,7 +116,7 @@ ENGINE_SHARE = 0.6
 POLICY_SHARE = 0.6
 
 
-def train_beside(folder: Path, size_bytes: int) -> None:
+def update(folder: Path, size_bytes: int) -> None:
     train(size_bytes)
 
 
@@ -122,10 +124,9 @@ def train_beside(folder: Path, size_bytes: int) -> None:
 def nobody_put_it_to_sleep(folder: Path) -> None:
     """The engine could sleep, and is not asked to."""
     load_vllm()
-    with policy_process(train_beside, folder) as policy:
-        card = take_card()
-        engine = start_engine(kv_cache_memory_bytes=int(ENGINE_SHARE * card.total_bytes), enable_sleep_mode=True)
-        policy.update(int(POLICY_SHARE * card.total_bytes))
+    with policy_process(update, folder) as update_policy:
+        card, engine = card_and_engine(ENGINE_SHARE)
+        update_policy(int(POLICY_SHARE * card.total_bytes))
         del engine
 
 
@@ -133,12 +134,11 @@ def nobody_put_it_to_sleep(folder: Path) -> None:
 def it_was_woken_too_early(folder: Path) -> None:
     """The engine slept, and woke before the update."""
     load_vllm()
-    with policy_process(train_beside, folder) as policy:
-        card = take_card()
-        engine = start_engine(kv_cache_memory_bytes=int(ENGINE_SHARE * card.total_bytes), enable_sleep_mode=True)
+    with policy_process(update, folder) as update_policy:
+        card, engine = card_and_engine(ENGINE_SHARE)
         engine.sleep(level=2)
         engine.wake_up()
-        policy.update(int(POLICY_SHARE * card.total_bytes))
+        update_policy(int(POLICY_SHARE * card.total_bytes))
 
 
 # The engine's memory does not fit: when it starts, when it wakes, or for its longest request.
@@ -179,11 +179,10 @@ def too_few_blocks_for_one_request(folder: Path) -> None:
 def wakes_beside_a_policy_that_grew(folder: Path) -> None:
     """The policy allocated its optimizer state while the engine slept."""
     load_vllm()
-    with policy_process(keep_weights, folder) as policy:
-        card = take_card()
-        engine = start_engine(kv_cache_memory_bytes=int(0.5 * card.total_bytes), enable_sleep_mode=True)
+    with policy_process(keep_weights, folder) as update_policy:
+        card, engine = card_and_engine(0.5)
         engine.sleep(level=2)
-        policy.update(int(0.7 * card.total_bytes))
+        update_policy(int(0.7 * card.total_bytes))
         engine.wake_up()
 
 
@@ -211,20 +210,19 @@ def generate(prompts: Tensor) -> Tensor:
 def an_engine_wakes_beside_it(folder: Path) -> None:
     """The engine slept during the update; its KV cache does not fit again."""
     load_vllm()
-    with policy_process(update_without_empty_cache, folder) as policy:
-        card = take_card()
-        engine = start_engine(kv_cache_memory_bytes=int(0.5 * card.total_bytes), enable_sleep_mode=True)
+    with policy_process(update_without_empty_cache, folder) as update_policy:
+        card, engine = card_and_engine(0.5)
         engine.sleep(level=2)
-        policy.update(int(0.7 * card.total_bytes))
+        update_policy(int(0.7 * card.total_bytes))
         engine.wake_up()
 
 
 @induces(FailureClass.ALLOCATOR_CACHE)
 def a_generation_beside_it(folder: Path) -> None:
     """Rollouts are generated in plain torch, in a separate process."""
-    with policy_process(update_without_empty_cache, folder) as policy:
+    with policy_process(update_without_empty_cache, folder) as update_policy:
         card = take_card()
-        policy.update(int(0.7 * card.total_bytes))
+        update_policy(int(0.7 * card.total_bytes))
         tokens = int(0.4 * card.total_bytes) // (4096 * 2)
         generate(torch.zeros(64, tokens // 64))
 
