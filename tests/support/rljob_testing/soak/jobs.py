@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rljob_api.fault_injection import Fault, FaultClass, FaultPhase
 from rljob_api.plan_change import Role
-from rljob_api.topology import Topology
 from rljob_operator import labels
 from rljob_testing.cluster.job_status import attempt, digits, finished, holds, status
 from rljob_testing.soak.cluster import Object, SoakCluster
@@ -34,65 +33,48 @@ _IN_EVERY_TOPOLOGY: Failures = (
     ("WorkerLost", ("load", "rollout", "update", "optimizer", "sync", "checkpoint")),
 )
 
-_COLOCATED: Failures = (
-    *_IN_EVERY_TOPOLOGY,
-    ("AllocatorCache", ("update", "sync")),
-    ("KVCacheOversized", ("load", "rollout")),
-    ("SharedMemory", ("sync", "rollout")),
+_FAILURES: dict[str, Failures] = {
+    "Colocated": (
+        *_IN_EVERY_TOPOLOGY,
+        ("AllocatorCache", ("update", "sync")),
+        ("KVCacheOversized", ("load", "rollout")),
+        ("SharedMemory", ("sync", "rollout")),
+    ),
+    # Each process has a GPU of its own, so torch's cache is in the way of no other. The engine keeps its KV cache while
+    # it receives the weights, which do not pass through /dev/shm.
+    "Disaggregated": (
+        *_IN_EVERY_TOPOLOGY,
+        ("KVCacheOversized", ("load", "rollout", "sync")),
+        ("SharedMemory", ("update", "rollout")),
+    ),
+}
+
+_PARTIAL = {
+    "maxStaleness": 1,
+    "partialRolloutPrompts": 2,
+    "ignoreEndOfSequence": False,
+    "maxResponseTokens": 32,
+}
+"""Responses have different lengths, and the longest ones are left."""
+
+_KINDS: tuple[tuple[tuple[int, ...], Object], ...] = (
+    ((0, 0, 1, 1, 2), {"topology": "Colocated"}),
+    ((0, 1), {"topology": "Colocated", "policy": {"replicas": 2}}),
+    ((0, 1), {"topology": "Disaggregated", "rollout": {"replicas": 1}}),
+    ((0, 1), {"topology": "Disaggregated", "rollout": {"replicas": 2}, "algorithm": {"maxStaleness": 1}}),
+    ((2,), {"topology": "Colocated", "rollout": {"tensorParallelSize": 2}}),
+    (
+        (0, 2),
+        {
+            "topology": "Disaggregated",
+            "policy": {"replicas": 2},
+            "rollout": {"replicas": 1, "tensorParallelSize": 2},
+        },
+    ),
+    ((0,), {"topology": "Disaggregated", "rollout": {"replicas": 2}, "algorithm": _PARTIAL}),
 )
-
-# Each process has a GPU of its own, so torch's cache is in the way of no other. The engine keeps its KV cache while it
-# receives the weights, which do not pass through /dev/shm.
-_DISAGGREGATED: Failures = (
-    *_IN_EVERY_TOPOLOGY,
-    ("KVCacheOversized", ("load", "rollout", "sync")),
-    ("SharedMemory", ("update", "rollout")),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class JobKind:
-    """Jobs with the same roles in the same pods."""
-
-    topology: Topology
-
-    failures: Failures
-    """Failures to draw from."""
-
-    gpus: tuple[int, ...]
-    """GPUs of a worker pod to draw from. The nodes have eight for all jobs, but few cores."""
-
-    policy_pods: int = 1
-
-    rollout_pods: int = 0
-    """0 if the engines are in the pods of the policy."""
-
-    max_staleness: Literal[0, 1] = 0
-
-    tensor_parallel_size: int = 1
-
-    partial_rollout_prompts: int = 0
-
-    def processes(self, gpus: int) -> dict[Role, int]:
-        """Processes of each role, if each worker pod has `gpus`."""
-        # Without GPUs, a pod of the rollout has one engine, whatever its size.
-        of_engine_pod = max(gpus, self.tensor_parallel_size if self.rollout_pods else 1)
-        return {
-            "policy": self.policy_pods * max(gpus, 1),
-            "rollout": (self.rollout_pods or self.policy_pods) * of_engine_pod,
-        }
-
-
-KINDS = (
-    JobKind("Colocated", _COLOCATED, gpus=(0, 0, 1, 1, 2)),
-    JobKind("Colocated", _COLOCATED, gpus=(0, 1), policy_pods=2),
-    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=1),
-    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 1), rollout_pods=2, max_staleness=1),
-    JobKind("Colocated", _COLOCATED, gpus=(2,), tensor_parallel_size=2),
-    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0, 2), policy_pods=2, rollout_pods=1, tensor_parallel_size=2),
-    JobKind("Disaggregated", _DISAGGREGATED, gpus=(0,), rollout_pods=2, max_staleness=1, partial_rollout_prompts=2),
-)
-
+"""GPUs of a worker pod to draw from, and the part of the spec that differs. The nodes have eight GPUs for all jobs, but
+few cores."""
 
 _STEPS = (60, 120, 200)
 _MOST_FAILURES = 3
@@ -104,19 +86,27 @@ _PATIENCE = {"maxRestarts": 30, "maxAdjustments": 20, "maxHostMemory": "8Gi", "m
 def job_manifest(seed: int, stream: int, number: int) -> Object:
     """The manifest of job `number` in a stream; both count from 0."""
     chance = random.Random(f"{seed}/{stream}/{number}")
-    name, kind, steps = f"soak-{stream}-{number}", chance.choice(KINDS), chance.choice(_STEPS)
-    gpus = chance.choice(kind.gpus)
-    faults = _faults(chance, kind.failures, steps // 2, kind.processes(gpus))
+    name, (gpus_to_draw, kind), steps = f"soak-{stream}-{number}", chance.choice(_KINDS), chance.choice(_STEPS)
+    gpus = chance.choice(gpus_to_draw)
+    policy, rollout = {"replicas": 1} | kind.get("policy", {}), kind.get("rollout", {})
+    # Without GPUs, a pod of the rollout has one engine, whatever its size.
+    of_engine_pod = max(gpus, rollout.get("tensorParallelSize", 1) if "replicas" in rollout else 1)
+    processes: dict[Role, int] = {
+        "policy": policy["replicas"] * max(gpus, 1),
+        "rollout": rollout.get("replicas", policy["replicas"]) * of_engine_pod,
+    }
+    faults = _faults(chance, _FAILURES[kind["topology"]], steps // 2, processes)
     template = {"spec": _pod(name, {fault.fault_class for fault in faults}, max(gpus, 1))}
+    worker = {"gpusPerReplica": gpus, "template": template}
     return digits(
         name,
-        topology=kind.topology,
-        algorithm={"steps": steps, "maxStaleness": kind.max_staleness, **_partial(kind)},
+        topology=kind["topology"],
+        algorithm={"steps": steps, "maxStaleness": 0} | kind.get("algorithm", {}),
         checkpoint={"everySteps": chance.choice((5, 20))},
-        policy={"replicas": kind.policy_pods, "gpusPerReplica": gpus, "template": template},
+        policy=policy | worker,
         recovery=_PATIENCE,
         faultInjection={"enabled": True, "faults": [fault.model_dump(by_alias=True) for fault in faults]},
-        **_rollout(kind, gpus, template),
+        **({"rollout": rollout | (worker if "replicas" in rollout else {})} if rollout else {}),
     )
 
 
@@ -129,22 +119,6 @@ def _faults(chance: random.Random, failures: Failures, last_step: int, processes
         fault = Fault(fault_class=class_, phase=phase, step=step)
         faults.append(fault.model_copy(update={"rank": chance.randrange(processes[target_role(fault)])}))
     return faults
-
-
-def _rollout(kind: JobKind, gpus: int, template: Object) -> Object:
-    """The part of the spec about engines, and about pods that only engines run in, if there are any."""
-    rollout: Object = {} if kind.tensor_parallel_size == 1 else {"tensorParallelSize": kind.tensor_parallel_size}
-    if kind.rollout_pods:
-        rollout |= {"replicas": kind.rollout_pods, "gpusPerReplica": gpus, "template": template}
-    return {"rollout": rollout} if rollout else {}
-
-
-def _partial(kind: JobKind) -> Object:
-    """The part of the algorithm with which responses have different lengths, and the longest ones are left."""
-    if kind.partial_rollout_prompts == 0:
-        return {}
-    prompts = kind.partial_rollout_prompts
-    return {"partialRolloutPrompts": prompts, "ignoreEndOfSequence": False, "maxResponseTokens": 32}
 
 
 def _pod(job: str, classes: set[str], processes: int) -> dict[str, Any]:
