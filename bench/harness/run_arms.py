@@ -32,7 +32,7 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.runtime.role_settings import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
-METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "grad_norm", "micro_batches")
+METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
 
 Row = dict[str, Any]
 
@@ -58,8 +58,6 @@ class Arms:
     """Memory of the GPU, from the arm: another process holds the rest. None: all."""
     variables: Callable[[str], Mapping[str, str]] = lambda _arm: {}
     """Environment variables, from the arm."""
-    figures: Callable[[str, Row], Row] = lambda _arm, _row: {}
-    """Further figures, from arm and row."""
     others: Mapping[str, Callable[[int], Row]] = field(default_factory=dict)
     """Arms that are no RLJobs: each runs a number of steps and returns its row."""
     smoke_names: Sequence[str] = ()
@@ -107,8 +105,7 @@ class Arms:
         with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
             exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)
         row = {"arm": arm, "exit_code": exit_code, "device_peak_bytes": peak.peak_bytes}
-        row |= measured(output, self.warm_up_steps, use)
-        return row | self.figures(arm, row)
+        return row | measured(output, self.warm_up_steps, use)
 
 
 def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
@@ -171,10 +168,12 @@ def complete_lines(file: Path) -> list[Row]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def generating_job(shape: str, steps: int, prompts: int, group_size: int, response_tokens: int) -> dict[str, Any]:
-    """The part of a spec that the arms share: random weights of `shape`, responses of exactly `response_tokens`."""
+def generating_job(size: str, steps: int, prompts: int, response_tokens: int, *, smoke: bool) -> dict[str, Any]:
+    """The part of a spec that the arms share: random weights of Qwen3's `size`, 8 responses to each prompt, of exactly
+    `response_tokens`. `smoke`: a tiny job instead."""
+    size, prompts, group_size, response_tokens = ("smoke", 4, 4, 16) if smoke else (size, prompts, 8, response_tokens)
     return {
-        "model": {"uri": f"random://qwen3?{shape}"},
+        "model": {"uri": f"random://qwen3?{SHAPES[size]}"},
         "task": {"name": "digits", "reward": "spread_rewards:spread"},
         "algorithm": {
             "steps": steps,
@@ -220,7 +219,7 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
 
 _COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
 SHAPES = {
-    "smoke": "hidden=64&layers=2&dtype=bfloat16",
+    "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
     "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",

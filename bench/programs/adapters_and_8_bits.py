@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import SHAPES, Arms, generating_job
+from bench.harness.run_arms import Arms, generating_job
 from rljob_memory.sizes import GIB
 
 ROLLOUTS: dict[str, dict[str, str]] = {
@@ -37,11 +37,7 @@ SMALL_CARD_BYTES = 40 * GIB
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     prompts, tokens = (8, 512) if arm == "8b-40gib" else (16, 1024)
-    job = (
-        generating_job(SHAPES["smoke"], steps, prompts=2, group_size=4, response_tokens=8)
-        if smoke
-        else generating_job(SHAPES[arm.partition("-")[0]], steps, prompts, group_size=8, response_tokens=tokens)
-    )
+    job = generating_job(arm.partition("-")[0], steps, prompts, tokens, smoke=smoke)
     lora = {"rank": 16, "alpha": 32, "export": "Adapter"}
     return job | {"policy": {"lora": lora}, "rollout": {} if smoke else ROLLOUTS[arm]}
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.record import RESULTS, record_row, require_gpus
-from bench.harness.run_arms import SHAPES, generating_job, ledger_of, write_job
+from bench.harness.run_arms import generating_job, ledger_of, write_job
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
@@ -88,11 +88,8 @@ main()
 
 
 def spec_of(arm: str, smoke: bool) -> dict[str, Any]:
-    spec = (
-        generating_job(SHAPES["smoke"], 3, prompts=2, group_size=4, response_tokens=8)
-        if smoke
-        else generating_job(SHAPES["0.6b"], STEPS.get(arm, DEFAULT_STEPS), 16, group_size=8, response_tokens=256)
-    )
+    steps = 3 if smoke else STEPS.get(arm, DEFAULT_STEPS)
+    spec = generating_job("0.6b", steps, 16, response_tokens=256, smoke=smoke)
     spec["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
     return spec | {
         "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},

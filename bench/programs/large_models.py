@@ -49,11 +49,7 @@ SMALL_CARD_BYTES = 79 * GIB
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     model = arm.partition("-")[0]
-    job = (
-        generating_job(SHAPES["smoke"], steps, prompts=2, group_size=4, response_tokens=8)
-        if smoke
-        else generating_job(SHAPES[model], steps, prompts=16, group_size=8, response_tokens=response_tokens(model))
-    )
+    job = generating_job(model, steps, 16, response_tokens(model), smoke=smoke)
     rollout = {"quantization": "Fp8PerTensor"} if arm == "8b-fp8" and not smoke else {}
     return job | {"policy": {"optimizer": {"moments": "bfloat16" if arm == "14b" else "float32"}}, "rollout": rollout}
 

@@ -19,23 +19,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
+from bench.harness.run_arms import Arms, Row, generating_job
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""
-SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
 SMOKE_TOLERANCE = 1e-4
 """Between log-probabilities in float32."""
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     model = arm.partition("-")[2] or "4b"
-    tokens = 4096 if model == "4b" else 1024
-    job = (
-        generating_job(SMOKE_SHAPE, steps, prompts=4, group_size=4, response_tokens=16)
-        if smoke
-        else generating_job(SHAPES[model], steps, prompts=16, group_size=8, response_tokens=tokens)
-    )
+    job = generating_job(model, steps, 16, 4096 if model == "4b" else 1024, smoke=smoke)
     policy: dict[str, Any] = {"gpusPerReplica": 2}
     if model == "14b":
         policy["optimizer"] = {"moments": "bfloat16"}
