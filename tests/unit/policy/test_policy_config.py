@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import role_settings
 
@@ -33,25 +31,18 @@ def test_the_controller_can_describe_a_policy_without_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-def roles_under(plan: MemoryPlan) -> RoleSettings:
+def test_the_roles_are_given_the_memory_plan() -> None:
+    plan = memory_plan(micro_batch_tokens=2048, kv_cache_bytes=5 << 30, rollout_sleep="Level1")
     machine = Machine((80 << 30,), 256 << 30, 32)
     sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
-    hosts = RoleHosts(
-        machine, machine, "cuda", 1, 1, "2.13.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True
-    )
-    return role_settings(
+    roles = role_settings(
         RLJobSpec.model_validate(sections),
         plan,
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        hosts=hosts,
+        hosts=RoleHosts(machine, machine, "cuda", 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True),
         parameters=10**9,
         allocator_environments={},
     )
-
-
-def test_the_roles_are_given_the_memory_plan() -> None:
-    plan = memory_plan(micro_batch_tokens=2048, kv_cache_bytes=5 << 30, rollout_sleep="Level1")
-    roles = roles_under(plan)
     assert roles.policy.memory == plan
     assert (roles.rollout.kv_cache_bytes, roles.rollout.sleep_level) == (5 << 30, 1)
