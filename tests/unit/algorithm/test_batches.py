@@ -56,6 +56,7 @@ def test_ranks_get_each_sequence_once_within_the_budget(
         ([4, 3, 2, 1], 2, 100, [[[0, 3]], [[1, 2]]]),  # the longest and the shortest go to one rank
         ([10, 100, 11, 99, 12], 1, 200, [[[1, 3], [4, 2, 0]]]),  # similar lengths share one, the longest come first
         ([5, 5], 3, 10, [[[0]], [[1]], [[]]]),  # a rank without a share
+        ([9, 9, 9], 2, 10, [[[0], []], [[1], [2]]]),  # a rank with a smaller share
     ],
 )
 def test_similar_lengths_share_a_micro_batch(
