@@ -29,6 +29,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from bench.harness.memory_roles import (
     GIB,
     Device,
@@ -171,7 +173,10 @@ def policy_rank(workload: Workload, device: Device, settings: Any) -> Iterator[P
         rank = PolicyRank(0, 1, policy_config(workload, device, settings, Path(directory)))
         rank.connect(*rank.rendezvous())
         rank.load()
-        yield rank
+        try:
+            yield rank
+        finally:
+            dist.destroy_process_group()
 
 
 def small_card(device: Device, rows: list[Row]) -> None:
