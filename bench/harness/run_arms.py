@@ -100,7 +100,7 @@ class Arms:
             spec["memory"] = pinned_to_a_card(spec, card_bytes)
         path = write_job(output.parent, arm, spec)
         options = self.smoke_options if smoke else ()
-        command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(output), *options]
+        command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output), *options]
         environment = os.environ | self.variables(arm)
         with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
             exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)

@@ -25,10 +25,10 @@ import yaml
 
 from bench.harness.record import RESULTS, record
 from rljob_api.exit_codes import ExitCode
+from rljob_client.run_directory.ledger import read_ledger
+from rljob_client.run_directory.records import LedgerRecord, step_records
+from rljob_client.run_directory.summary import summarize
 from rljob_testing.repository import EXAMPLES
-from rljob_trainer.ledger.ledger import read_ledger
-from rljob_trainer.ledger.records import LedgerRecord, step_records
-from rljob_trainer.ledger.summary import summarize
 
 ARMS: dict[str, tuple[str, Path]] = {
     "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml"),
@@ -45,7 +45,7 @@ def main(arm: str, device: str, steps: int, output: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path, run = Path(directory) / "job.yaml", Path(directory) / "run"
         path.write_text(yaml.safe_dump(job))
-        command = [sys.executable, "-m", "rljob_trainer", "run", str(path), "--output", str(run), "--device", device]
+        command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(run), "--device", device]
         subprocess.run(command, check=True)
         records = read_ledger(run / "ledger.jsonl").records
     note = (

@@ -30,12 +30,12 @@ from typing import Any
 
 from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.run_arms import generating_job, ledger_of, write_job
+from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
-from rljob_trainer.telemetry.memory_logs import logged_samples
 
 NAME = "kept_memory"
 ARMS = ("plain", "reference", "no-ptrace", "export", "leak", "leak-disabled")
@@ -71,7 +71,7 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
     spec = spec_of(arm, smoke)
     resolve_model(spec["model"]["uri"])
     path = write_job(output.parent, arm, spec)
-    program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_trainer"]
+    program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_client"]
     before = without_ptrace if arm == "no-ptrace" else None
     done = subprocess.run(
         [sys.executable, *program, "run", path, "--output", output], check=False, preexec_fn=before, timeout=900
@@ -82,7 +82,7 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
 LEAKING = f"""
 from rljob_trainer.roles.colocated import ColocatedRoles
 ColocatedRoles.engine_class = "{__spec__.name if __spec__ else __name__}:{LeakingEngine.__name__}"
-from rljob_trainer.__main__ import main
+from rljob_client.__main__ import main
 main()
 """
 

@@ -99,7 +99,7 @@ def rows_of(arm: str, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
     write_job(list(faults.values()), folder / "job.yaml", smoke)
-    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", folder / "job.yaml"]
+    command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
     command += ["--plan", folder / "plan.json"]

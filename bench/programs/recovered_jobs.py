@@ -27,18 +27,18 @@ import yaml
 
 from bench.harness.record import record
 from rljob_api.exit_codes import ExitCode
-from rljob_memory.sizes import GIB
-from rljob_testing.ballast import DriverError, ballast
-from rljob_testing.induced_failures.induce import diagnose
-from rljob_testing.induced_failures.recorded_evidence import pack
-from rljob_testing.machine import run_for
-from rljob_trainer.ledger.records import (
+from rljob_client.run_directory.records import (
     PlanChangeRecord,
     ReadyRecord,
     parse_record,
     plan_change_records,
     step_records,
 )
+from rljob_memory.sizes import GIB
+from rljob_testing.ballast import DriverError, ballast
+from rljob_testing.induced_failures.induce import diagnose
+from rljob_testing.induced_failures.recorded_evidence import pack
+from rljob_testing.machine import run_for
 
 JOBS = Path(__file__).parent / "failing_jobs"
 LONGEST_RUN_SECONDS = 150
@@ -100,7 +100,7 @@ def run(name: str, arm: str, job: Job, manifest: Job, output: Path, device: str)
         spec["faultInjection"] = {"enabled": True, "faults": faults}
     (folder / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec}))
     (folder / "plan.json").write_text(json.dumps(job["plan"]))
-    command: list[str | Path] = [sys.executable, "-m", "rljob_trainer", "run", folder / "job.yaml"]
+    command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
     command += ["--plan", folder / "plan.json", "--output", folder / "run", "--device", device]
     begun = time.monotonic()
     exit_code = run_for(command, folder / "terminal.log", LONGEST_RUN_SECONDS, os.environ | VARIABLES)

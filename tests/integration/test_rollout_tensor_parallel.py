@@ -15,9 +15,9 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_client.errors import RunError
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.supported_models import largest_difference, perturb
-from rljob_trainer.errors import TrainerError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.calls import wait_for
@@ -135,7 +135,7 @@ def test_processes_with_a_part_of_the_weights_compute_as_the_policy(engine: list
 
 
 def test_processes_that_sample_different_tokens_are_noticed(engine: list[Any]) -> None:
-    with pytest.raises(TrainerError, match="generate the same tokens, found different ones"):
+    with pytest.raises(RunError, match="generate the same tokens, found different ones"):
         generate(engine, [SEEDS, *[[seed + 1 for seed in SEEDS]] * (SIZE - 1)])
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from rljob_client.errors import BadInput
 from rljob_trainer.algorithm.advantage import group_advantages, uniform_groups
-from rljob_trainer.errors import BadInput
 
 rewards_of_groups = st.integers(2, 6).flatmap(
     lambda size: arrays(np.float32, (3, size), elements=st.integers(-50, 50).map(float))

@@ -12,9 +12,9 @@ import structlog
 import torch
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_client.errors import RunError
 from rljob_memory.allocator_settings import setting_problems
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import TrainerError
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
@@ -114,7 +114,7 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
         raise ValueError("no such setting")
 
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse)
-    with pytest.raises(TrainerError, match=r"no such setting; set memory\.expandableSegments: Disabled"):
+    with pytest.raises(RunError, match=r"no such setting; set memory\.expandableSegments: Disabled"):
         segments.disable()
     assert segments.enabled
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.policy.bucket_stream import SLOTS, Copies, InOrder, Lanes, stream_through
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.memory_mitigations import policy_offload

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rljob_client.errors import BadInput, OutputUnavailable
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import BadInput, OutputUnavailable
 from rljob_trainer.ledger.checkpoint_manifest import digest_of
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import checkpoint_files

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
@@ -61,7 +61,7 @@ def test_completions_keep_the_order_of_prompts_and_samples() -> None:
     ],
 )
 def test_an_aborted_or_incomplete_response_is_not_a_completion(wrong: Any, message: str) -> None:
-    with pytest.raises(TrainerError, match=message):
+    with pytest.raises(RunError, match=message):
         completions_of([SimpleNamespace(outputs=[wrong])], TOKENIZER)
 
 
@@ -107,7 +107,7 @@ def test_an_engine_sleeps_at_its_level_and_wakes_each_part_once(
 
 def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:
     made, _ = engine(model_dir)
-    with pytest.raises(TrainerError, match="it has never received weights"):
+    with pytest.raises(RunError, match="it has never received weights"):
         made.generate([[1, 2]], 1, [0])
 
 

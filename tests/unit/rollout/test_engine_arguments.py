@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import (
     SET_BY_TRAINER,
     RolloutConfig,

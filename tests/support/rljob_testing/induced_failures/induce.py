@@ -70,6 +70,6 @@ def run(program: Program, folder: Path, lock: Path) -> int | None:
 
 def diagnose(folder: Path) -> list[dict[str, Any]]:
     """Output of `rljob diagnose --json` for the folder, without advice."""
-    command = [sys.executable, "-m", "rljob_trainer", "diagnose", "--json", str(folder)]
+    command = [sys.executable, "-m", "rljob_client", "diagnose", "--json", str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DIAGNOSE_SECONDS)
     return [{name: value for name, value in found.items() if name != "advice"} for found in json.loads(done.stdout)]

@@ -13,12 +13,12 @@ from typing import Any
 
 from rljob_api.fault_injection import Fault, FaultClass, FaultPhase
 from rljob_api.plan_change import Role
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.ledger import read_ledger
+from rljob_client.run_directory.records import LedgerRecord
 from rljob_operator import labels
 from rljob_testing.cluster.job_status import attempt, digits, finished, holds, status
 from rljob_testing.soak.cluster import Object, SoakCluster
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import read_ledger
-from rljob_trainer.ledger.records import LedgerRecord
 from rljob_trainer.roles.faults import target_role
 
 Failures = tuple[tuple[FaultClass, tuple[FaultPhase, ...]], ...]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_client.run_directory.records import FaultRecord, StepRecord
 from rljob_testing.cluster.job_status import condition, holds, status
 from rljob_testing.soak.faults import Fault
 from rljob_testing.soak.jobs import JobOutcome
-from rljob_trainer.ledger.records import FaultRecord, StepRecord
 
 _MAY_GROW_BYTES = 64 << 20
 """Growth of the disk in use that is allowed: logs of pods that still exist."""
