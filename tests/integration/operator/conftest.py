@@ -19,8 +19,7 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
-from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.operator_process import BLOCK, OperatorProcess, port_block, write_kubeconfig
 from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, kept_running, restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob

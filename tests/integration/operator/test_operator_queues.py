@@ -13,7 +13,7 @@ from rljob_operator.names import pod_group_name
 from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
-from rljob_testing.operator.go_modules import KUEUE, VOLCANO, ModuleUnavailable, module_files
+from rljob_testing.operator.installation import KUEUE, VOLCANO, ModuleUnavailable, module_files
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.restarts import restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
-from rljob_testing.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles import generation
 from rljob_trainer.roles.work_queue import WorkQueue
@@ -21,6 +20,7 @@ from rljob_trainer.rollout.lots import HeldGroup, LotResult, Segment, deal, gene
 from rljob_trainer.rollout.work import EngineWork, Generated, Lots, WholeGroups
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.runtime.response_lengths import ResponseLengths
+from tests.unit.trainer.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
 
 
 def test_what_an_engine_cannot_generate_at_once_waits() -> None:

@@ -1,4 +1,4 @@
-"""Runs a program with a time limit."""
+"""This machine: the device of a measurement, and programs with a time limit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+
+def device() -> str:
+    """Name of the first GPU, or of the processor with the number of usable cores."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
+        return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def run_for(command: Sequence[str | Path], log: Path, seconds: float, variables: Mapping[str, str]) -> int | None:
