@@ -51,17 +51,3 @@ def test_shipped_code_names_the_encoding_of_text(part: str) -> None:
         for line in calls_without_encoding(path.read_text(encoding="utf-8"))
     ]
     assert not found, "write encoding='utf-8'"
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("path.read_text()\npath.write_text(x)\n(a / b).read_text(errors='replace')", [1, 2, 3]),
-        ("open(path)\nopen(path, 'w')\npath.open()\npath.open('a')\nos.fdopen(3)", [1, 2, 3, 4, 5]),
-        ("subprocess.run(x, text=True)", [1]),
-        ("open(path, 'rb')\npath.open('wb')\nos.open(path, flags)\nos.fdopen(3, 'rb')\nsubprocess.run(x)", []),
-        ("path.read_text(encoding='utf-8')\nread_text(path)\nself._read_text(line)\npath.open(flags)", []),
-    ],
-)
-def test_calls_in_the_encoding_of_the_locale_are_found(source: str, lines: list[int]) -> None:
-    assert list(calls_without_encoding(source)) == lines
