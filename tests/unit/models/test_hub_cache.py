@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +16,18 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.hub_server import REPOSITORY, HubServer
+from rljob_testing.hub_server import REPOSITORY, HubServer, served_hub
 from rljob_trainer.models.hub import HubUnreachable, _may_pass, resolve_description
 from rljob_trainer.models.resolve import resolve_model
 
-PROGRAM = f"from rljob_trainer.models.resolve import resolve_model; print(resolve_model('hf://{REPOSITORY}'))"
-
-FAILURE_PROGRAM = f"""
+PROGRAM = f"""
+import sys
 from rljob_trainer.errors import TrainerError
+from rljob_trainer.models.lora_targets import require_adaptable
 from rljob_trainer.models.resolve import resolve_model
 try:
-    resolve_model('hf://{REPOSITORY}')
+    targets = sys.argv[1:]
+    print(resolve_model('hf://{REPOSITORY}', accept=lambda at: targets and require_adaptable(at, targets, 4)))
 except TrainerError as error:
     print(error.exit_code.name, f"{{type(error).__name__}}: {{error}}")
 """
@@ -36,70 +36,57 @@ except TrainerError as error:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
     model = resolve_model("random://qwen3?hidden=32&layers=1&heads=2&kvHeads=2", tmp_path_factory.mktemp("model"))
-    server = HubServer(model, delay_seconds=0.5)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
+    with served_hub(model, delay_seconds=0.5) as server:
+        yield server
 
 
-def pod(cache: Path, home: Path, endpoint: str, program: str = PROGRAM) -> subprocess.Popen[str]:
-    """A process with the variables of a pod, which resolves the model."""
+def pod(cache: Path, endpoint: str, *targets: str, home: str = "home") -> subprocess.Popen[str]:
+    """A process with the variables of a pod, which resolves the model, if it has the targets of adapters."""
     variables = {
         **{"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache / "huggingface"), "RLJOB_CACHE_DIR": str(cache)},
-        **{"HOME": str(home), "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"},
+        **{"HOME": str(cache / home), "HF_HOME": str(cache / home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"},
         # Much more than this machine stalls: a repeated request would count twice.
         **{"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"},
     }
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", PROGRAM, *targets]
     return subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
 
 
-def test_pods_share_one_download_and_later_ones_need_no_hub(hub: HubServer, tmp_path: Path) -> None:
+def resolved(cache: Path, endpoint: str, *targets: str) -> str:
+    return pod(cache, endpoint, *targets).communicate()[0].strip()
+
+
+def test_pods_share_one_download_which_later_ones_use_or_complete(hub: HubServer, tmp_path: Path) -> None:
     hub.downloads.clear()
-    leftover = tmp_path / "cache/huggingface/models--tests--tiny/blobs/x.1234.incomplete"
+    leftover = tmp_path / "huggingface/models--tests--tiny/blobs/x.1234.incomplete"
     recent = leftover.with_name("y.1234.incomplete")
     leftover.parent.mkdir(parents=True)
     for file in (leftover, recent):
         file.write_text("partial")
     os.utime(leftover, (0, 0))
 
-    pods = [pod(tmp_path / "cache", tmp_path / f"home-{index}", hub.url) for index in range(3)]
-    found = {process.communicate()[0].strip() for process in pods}
-    assert [process.returncode for process in pods] == [0, 0, 0]
-    assert len(found) == 1
+    pods = [pod(tmp_path, hub.url, home=f"home-{index}") for index in range(3)]
+    [found] = {process.communicate()[0].strip() for process in pods}
     assert hub.downloads["model.safetensors"] == 1
     assert set(hub.downloads.values()) == {1}
     assert not leftover.exists()
     assert recent.exists()
+    assert resolved(tmp_path, "http://127.0.0.1:9") == found
 
-    later = pod(tmp_path / "cache", tmp_path / "home-later", "http://127.0.0.1:9")
-    assert later.communicate()[0].strip() in found
-    assert later.returncode == 0
-
-
-def test_an_incomplete_model_is_completed_and_not_begun_anew(hub: HubServer, tmp_path: Path) -> None:
-    assert pod(tmp_path, tmp_path / "home", hub.url).wait() == 0
     hub.downloads.clear()
-    (snapshot,) = (tmp_path / "huggingface").glob("models--*/snapshots/*")
-    weights = snapshot / "model.safetensors"
+    weights = Path(found) / "model.safetensors"
     weights.resolve().unlink()
     weights.unlink()
-    assert pod(tmp_path, tmp_path / "home", hub.url).wait() == 0
+    assert resolved(tmp_path, hub.url) == found
     assert hub.downloads == {"model.safetensors": 1}
 
 
-def test_a_hub_that_is_away_is_no_fault_of_the_job(tmp_path: Path) -> None:
-    process = pod(tmp_path, tmp_path / "home", "http://127.0.0.1:9", FAILURE_PROGRAM)
-    failure = process.communicate()[0].strip()
-    assert failure.startswith("ERROR HubUnreachable: hf://tests/tiny is not in the local cache")
+def test_a_hub_or_connection_that_fails_is_no_fault_of_the_job(hub: HubServer, tmp_path: Path) -> None:
     assert ExitCode.ERROR.retry
-
-
-def test_a_connection_that_breaks_is_no_fault_of_the_job(hub: HubServer, tmp_path: Path) -> None:
-    server = HubServer(hub.directory, broken={"model.safetensors"})
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    failure = pod(tmp_path / "cache", tmp_path / "home", server.url, FAILURE_PROGRAM).communicate()[0]
-    server.shutdown()
+    failure = resolved(tmp_path / "away", "http://127.0.0.1:9")
+    assert failure.startswith("ERROR HubUnreachable: hf://tests/tiny is not in the local cache")
+    with served_hub(hub.directory, broken={"model.safetensors"}) as server:
+        failure = resolved(tmp_path / "broken", server.url)
     assert failure.startswith("ERROR HubUnreachable: the download of hf://tests/tiny failed (")
     assert "a retry continues it" in failure
 
@@ -115,31 +102,21 @@ def test_a_connection_of_xet_that_breaks_is_no_fault_of_the_job(monkeypatch: pyt
         resolve_description(REPOSITORY)
 
 
-def test_weights_of_a_model_that_cannot_train_are_not_downloaded(hub: HubServer, tmp_path: Path) -> None:
+def test_weights_of_a_refused_model_are_not_downloaded(hub: HubServer, tmp_path: Path) -> None:
+    hub.downloads.clear()
+    refused = resolved(tmp_path / "adapters", hub.url, "query")
+    assert refused.startswith("BAD_INPUT BadInput: policy.lora.targets: expected names of linear layers")
+
     model = shutil.copytree(hub.directory, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_moe", "num_experts": 128}))
-    server = HubServer(model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    refused = pod(tmp_path / "cache", tmp_path / "home", server.url, FAILURE_PROGRAM).communicate()[0]
-    server.shutdown()
+    with served_hub(model) as server:
+        refused = resolved(tmp_path / "experts", server.url)
     assert refused.startswith("BAD_INPUT BadInput: expected a dense model")
     assert "a mixture of experts of the kind qwen3_moe (num_experts: 128 in config.json)" in refused
-    assert "config.json" in server.downloads
-    assert "model.safetensors" not in server.downloads
-
-
-def test_weights_of_a_model_that_the_job_refuses_are_not_downloaded(hub: HubServer, tmp_path: Path) -> None:
-    hub.downloads.clear()
-    program = FAILURE_PROGRAM.replace(
-        f"resolve_model('hf://{REPOSITORY}')",
-        f"resolve_model('hf://{REPOSITORY}', accept=lambda at: require_adaptable(at, ['query'], 4))",
-    )
-    program = f"from rljob_trainer.models.lora_targets import require_adaptable\n{program}"
-    refused = pod(tmp_path / "cache", tmp_path / "home", hub.url, program).communicate()[0]
-    assert refused.startswith("BAD_INPUT BadInput: policy.lora.targets: expected names of linear layers")
-    assert hub.downloads["config.json"] == 1
-    assert "model.safetensors" not in hub.downloads
+    for downloads in (hub.downloads, server.downloads):
+        assert downloads["config.json"] == 1
+        assert "model.safetensors" not in downloads
 
 
 def test_only_failures_of_hub_and_network_may_pass() -> None:
