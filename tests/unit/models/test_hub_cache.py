@@ -40,8 +40,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
-def pod(cache: Path, endpoint: str, *targets: str, home: str = "home") -> subprocess.Popen[str]:
-    """A process with the variables of a pod, which resolves the model, if it has the targets of adapters."""
+def pod(cache: Path, endpoint: str, *targets: str, home: str = "home", **more: str) -> subprocess.Popen[str]:
+    """A process with the variables of a pod, and `more`, which resolves the model if it has the targets of adapters."""
     variables = {
         **{"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache / "huggingface"), "RLJOB_CACHE_DIR": str(cache)},
         **{"HOME": str(cache / home), "HF_HOME": str(cache / home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"},
@@ -49,11 +49,11 @@ def pod(cache: Path, endpoint: str, *targets: str, home: str = "home") -> subpro
         **{"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"},
     }
     command = [sys.executable, "-c", PROGRAM, *targets]
-    return subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=os.environ | variables | more, stdout=subprocess.PIPE, text=True)
 
 
-def resolved(cache: Path, endpoint: str, *targets: str) -> str:
-    return pod(cache, endpoint, *targets).communicate()[0].strip()
+def resolved(cache: Path, endpoint: str, *targets: str, **more: str) -> str:
+    return pod(cache, endpoint, *targets, **more).communicate()[0].strip()
 
 
 def test_pods_share_one_download_which_later_ones_use_or_complete(hub: HubServer, tmp_path: Path) -> None:
@@ -72,6 +72,7 @@ def test_pods_share_one_download_which_later_ones_use_or_complete(hub: HubServer
     assert not leftover.exists()
     assert recent.exists()
     assert resolved(tmp_path, "http://127.0.0.1:9") == found
+    assert resolved(tmp_path, hub.url, HF_HUB_OFFLINE="1", RLJOB_CACHE_DIR="") == found, "outside Kubernetes"
 
     hub.downloads.clear()
     weights = Path(found) / "model.safetensors"

@@ -63,7 +63,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": ["qwen3"]}, r"expected a model_type of transformers .*found \['qwen3'\]"),
     (
         {"model_type": "mymodel", "auto_map": {"AutoConfig": "my.Config"}},
-        r"found 'mymodel' and its own code \(auto_map\), which RLJob never runs",
+        r"found 'mymodel' and its own code \(auto_map\)",
     ),
     ({"architectures": ["Qwen3ForSequenceClassification"]}, "expected a causal language model"),
     ({"architectures": "Qwen3ForCausalLM"}, r"expected architectures .*\[\"Qwen3ForCausalLM\"\]"),
@@ -74,16 +74,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "expected hidden_act: silu for a model of the kind qwen3, found .*gelu"),
     ({"attention_bias": True}, "expected attention_bias: False .* found attention_bias: True"),
     ({"partial_rotary_factor": 0.5}, "found partial_rotary_factor: 0.5"),
-    (
-        {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
-        "found partial_rotary_factor: 0.5",
-    ),
+    ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "found partial_rotary_factor: 0.5"),
     ({"rope_scaling": {"type": "proportional"}}, "found rope_type: 'proportional'"),
     ({"rope_scaling": [4.0]}, "expected an object as rope_parameters or rope_scaling"),
-    (
-        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        r"expected the same layer_types \(use_sliding_window\) for all layers",
-    ),
+    ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, r"the same layer_types \(use_sliding_"),
     ({"layer_types": ["sliding_attention", "full_attention"]}, "expected the same layer_types"),
     ({"model_type": "qwen2", "head_dim": 32}, "expected head_dim: hidden_size / num_attention_heads"),
     ({"model_type": "gemma", "hidden_activation": "gelu"}, "expected hidden_activation: gelu_pytorch_tanh"),
@@ -123,11 +117,7 @@ def test_settings_that_contradict_the_model_are_refused(
 @pytest.mark.parametrize(
     ("settings", "edit", "message"),
     [
-        (
-            {"vocab_size": 60},
-            None,
-            "expected vocab_size in .* to be the rows of model.embed_tokens.weight, 64, found 60",
-        ),
+        ({"vocab_size": 60}, None, "expected vocab_size in .* the rows of model.embed_tokens.weight, 64, found 60"),
         ({}, lambda weights: weights.pop(_HEAD), "expected lm_head.weight .* found none; write tie_word_embeddings"),
         ({}, lambda weights: weights.pop(_DOWN), f"expected {_DOWN} to have the shape .* found none"),
         ({"intermediate_size": 48}, None, r"to have the shape \[32, 48\]"),
@@ -136,7 +126,7 @@ def test_settings_that_contradict_the_model_are_refused(
         (
             {},
             lambda weights: weights.update({_DOWN: weights[_DOWN].astype(np.int8)}),
-            f"found I8 in {_DOWN}: they are quantized",
+            f"found I8 in {_DOWN}: .*quantized",
         ),
     ],
 )

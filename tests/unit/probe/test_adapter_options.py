@@ -17,6 +17,7 @@ from rljob_probe.adapters import trl, verl
 from rljob_probe.adapters.changes import changes_of, divisor
 from tests.unit.probe.probed_program import ProbedProgram
 
+BATCH_SIZE = "per_device_train_batch_size"
 SHARES = (1.0, 0.75, 0.5, 0.3, 0.25, 0.1, 0.01)
 
 
@@ -63,27 +64,12 @@ def engine(utilization: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "given", "after", "line"),
     [
-        (
-            {"microBatchTokens": 0.5},
-            {"per_device_train_batch_size": 1},
-            {"gradient_accumulation_steps": 2},
-            "per_device_train_batch_size stays 1: a micro-batch cannot be smaller",
-        ),
-        (
-            {"kvCache": 0.5},
-            {"use_vllm": False},
-            {},
-            "kvCache and rolloutSleep change nothing: there is no vLLM engine on the trainer's GPUs",
-        ),
+        ({"microBatchTokens": 0.5}, {BATCH_SIZE: 1}, {"gradient_accumulation_steps": 2}, f"{BATCH_SIZE} stays 1: "),
+        ({"kvCache": 0.5}, {"use_vllm": False}, {}, "kvCache and rolloutSleep change nothing: there is no vLLM engine"),
         ({"emptyCache": True}, {}, {}, None),
-        ({"kvCache": 0.01}, engine(0.3), {"vllm_gpu_memory_utilization": 0.05}, "vllm_gpu_memory_utilization 0.3"),
-        ({"kvCache": 0.5}, engine(0.04), {"vllm_gpu_memory_utilization": 0.04}, "vllm_gpu_memory_utilization 0.04"),
-        (
-            {"rolloutSleep": "Level1"},
-            engine(0.3),
-            {},
-            "rolloutSleep is not possible: this version has no vllm_enable_sleep_mode",
-        ),
+        ({"kvCache": 0.01}, engine(0.3), engine(0.05), "vllm_gpu_memory_utilization 0.3 -> 0.05"),
+        ({"kvCache": 0.5}, engine(0.04), engine(0.04), "vllm_gpu_memory_utilization 0.04"),
+        ({"rolloutSleep": "Level1"}, engine(0.3), {}, "rolloutSleep is not possible: this version has no vllm_enable_"),
     ],
 )
 def test_options_are_changed_as_far_as_this_version_and_engine_have_them(
@@ -187,43 +173,50 @@ class FlatConf:
         return False
 
 
-def offload(strategy: str, section: str) -> tuple[Any, ...]:
-    """The optimizer is offloaded by the engine in use."""
-    option = f"{section}.optimizer_offload"
-    return {"optimizerOffload": True}, {"strategy": strategy, option: False}, option, True
-
-
-def share_of(option: str, gpus: int, after: int) -> tuple[Any, ...]:
-    """GPUs that share a sequence hold it together: the longest one is of 32,768 tokens."""
-    config = {"use_dynamic_bsz": True, option: gpus, "ppo_max_token_len_per_gpu": 40_000}
-    return {"microBatchTokens": 0.01}, config, "ppo_max_token_len_per_gpu", after
-
-
-def micro_batch(share: float, after: int) -> tuple[Any, ...]:
-    """A micro-batch of all 8 GPUs leaves each of them a sequence."""
-    return {"microBatchTokens": share}, {"ppo_micro_batch_size": 32}, "ppo_micro_batch_size", after
+TOKENS, BATCH = "ppo_max_token_len_per_gpu", "ppo_micro_batch_size"
+OFFLOADING = {
+    strategy: f"{section}.optimizer_offload"
+    for strategy, section in {
+        "fsdp": "fsdp_config",
+        "fsdp2": "fsdp_config",
+        "megatron": "megatron",
+        "veomni": "veomni",
+        "torchtitan": "torchtitan",
+    }.items()
+}
+SPLITTING = {
+    "ulysses_sequence_parallel_size": 4,
+    "fsdp_config.ulysses_sequence_parallel_size": 2,
+    "veomni.ulysses_parallel_size": 4,
+    "megatron.context_parallel_size": 8,
+    "unknown_parallel_size": 1,
+}
+"""GPUs that hold a sequence together, the longest one of 32,768 tokens."""
 
 
 @pytest.mark.parametrize(
-    ("changes", "actor", "option", "after"),
+    ("changes", "actor", "after"),
     [
-        offload("fsdp", "fsdp_config"),
-        offload("fsdp2", "fsdp_config"),
-        offload("megatron", "megatron"),
-        offload("veomni", "veomni"),
-        offload("torchtitan", "torchtitan"),
-        share_of("ulysses_sequence_parallel_size", 1, 32_768),
-        share_of("ulysses_sequence_parallel_size", 4, 8_192),
-        share_of("fsdp_config.ulysses_sequence_parallel_size", 2, 16_384),
-        share_of("veomni.ulysses_parallel_size", 4, 8_192),
-        share_of("megatron.context_parallel_size", 8, 4_096),
-        micro_batch(0.5, 16),
-        micro_batch(0.25, 8),
-        micro_batch(0.01, 8),
+        *(
+            ({"optimizerOffload": True}, {"strategy": strategy, option: False}, {option: True})
+            for strategy, option in OFFLOADING.items()
+        ),
+        *(
+            (
+                {"microBatchTokens": 0.01},
+                {"use_dynamic_bsz": True, option: gpus, TOKENS: 40_000},
+                {TOKENS: 32_768 // gpus},
+            )
+            for option, gpus in SPLITTING.items()
+        ),
+        *(
+            ({"microBatchTokens": share}, {BATCH: 32}, {BATCH: samples})  # of all 8 GPUs, which keep a sequence each
+            for share, samples in ((0.5, 16), (0.25, 8), (0.01, 8))
+        ),
     ],
 )
 def test_the_options_of_verl_follow_its_engine(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], actor: dict[str, Any], option: str, after: object
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], actor: dict[str, Any], after: dict[str, Any]
 ) -> None:
     monkeypatch.setitem(sys.modules, "omegaconf", SimpleNamespace(OmegaConf=FlatConf))
     lengths = {"data.max_prompt_length": 1_024, "data.max_response_length": 31_744}
@@ -231,4 +224,5 @@ def test_the_options_of_verl_follow_its_engine(
     given |= {f"{ACTOR}.{name}": value for name, value in actor.items()}
     config = dict(given)
     verl.adapt(config, changes_of(json.dumps(changes)))
-    assert {name: value for name, value in config.items() if value != given[name]} == {f"{ACTOR}.{option}": after}
+    changed = {name: value for name, value in config.items() if value != given[name]}
+    assert changed == {f"{ACTOR}.{name}": value for name, value in after.items()}

@@ -87,20 +87,14 @@ def field(value: bytes) -> bytes:
         (field(b"NaN"), "line 2: expected finite numbers, found nan in the field 'level'"),
         (field(b"[1, -Infinity]"), "line 2: expected finite numbers, found -inf in the field 'level'"),
         (field(b"1e999"), "line 2: expected finite numbers, found inf in the field 'level'"),
-        (
-            field(b'"\xe9"'),
-            "line 2: expected UTF-8 text, found the byte 0xe9 at position 27 of the line; save the file as UTF",
-        ),
+        (field(b'"\xe9"'), "line 2: expected UTF-8 text, found the byte 0xe9 at position 27 of the line; save"),
         (field(b'"\xed\xa0\xbd"'), "line 2: expected UTF-8 text"),
         (field(b'"\0"'), "line 2: expected UTF-8 text, found a zero byte; save the file as UTF-8"),
         (PROMPT + b'{"prompt": "ab \\ud83d c"}', r"line 2: expected text in the field 'prompt', found half of a char"),
         (PROMPT + b'{"prompt": "a", "answer": "\\udc00"}', r"line 2: expected text in the field 'answer', found half"),
         ('{"prompt": "a"}'.encode("utf-16"), "line 1: .* found UTF-16 text; save the file as UTF-8"),
         ('{"prompt": "a"}'.encode("utf-16-le"), "line 1: .* found a zero byte; save the file as UTF-8"),
-        (
-            '{"prompt": "é"}'.encode("utf-16-be"),
-            "line 1: .* found zero bytes, as in UTF-16 text .*; save the file as UTF-8",
-        ),
+        ('{"prompt": "é"}'.encode("utf-16-be"), "line 1: .* found zero bytes, as in UTF-16 text .*; save the file"),
         (gzip.compress(PROMPT, mtime=0), "found a gzip file; unpack it with gunzip"),
         (b"PAR1\x15\x04", "found a Parquet file; export it as JSON Lines"),
         (b"PK\x03\x04", "found a zip archive or a spreadsheet"),
@@ -177,62 +171,33 @@ def test_a_path_without_a_readable_file_is_refused(path: str, message: str, tmp_
         read_items(JsonlArgs(path=path), tmp_path)
 
 
-_FUNCTIONS = """
+FUNCTIONS = """
 import asyncio, itertools
-
-def fails():
-    return {}["key"]
-def leaves():
-    raise SystemExit("no data")
-def interrupts():
-    raise KeyboardInterrupt
-def fails_late():
-    yield {"prompt": "a"}
-    raise OSError("\\udcff gone")
-def endless():
-    return ({"prompt": str(n)} for n in itertools.count())
-def text():
-    return "prompts"
-def mapping():
-    return {"prompt": "a"}
-async def stream():
-    yield {"prompt": "a"}
-def numbers():
-    return [{"prompt": "a"}, 7]
-def half():
-    return [{"prompt": "a"}, {"prompt": "\\ud83d"}]
-def unnamed():
-    return [{"question": "a", "answer": "b"}]
-def messages():
-    return [{"prompt": [{"role": "user", "content": "a"}]}]
-def functions():
-    return [{"prompt": "a"}, {"prompt": "b", "check": lambda answer: True}]
-def deep():
-    value = []
-    for _ in range(100_000):
-        value = [value]
-    return [{"prompt": "a", "x": value}]
 class Silent:
     def __repr__(self):
         raise RuntimeError
-def silent():
-    return [Silent()]
 class Angry(dict):
     def get(self, *_):
         raise SystemExit(3)
-def angry():
-    return [Angry()]
-def needs(path):
-    return []
+def deep(value):
+    for _ in range(100_000):
+        value = [value]
+    return value
 async def waits(count):
     await asyncio.sleep(0)
     return [{"prompt": str(n)} for n in range(count)]
+async def stream():
+    yield {"prompt": "a"}
+def needs(path):
+    return []
+def items():
+    BODY
 """
 
 
 @pytest.fixture
 def functions(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "unusable_items.py").write_text(_FUNCTIONS, encoding="utf-8")
+    (tmp_path / "unusable_items.py").write_text(FUNCTIONS, encoding="utf-8")
     finders = list(sys.meta_path)
     yield tmp_path
     sys.meta_path[:] = finders
@@ -242,22 +207,40 @@ def functions(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("fails", r"raised KeyError: 'key' \(.*unusable_items\.py, line 5\)"),
-        ("leaves", r"called sys\.exit\('no data'\)"),
-        ("interrupts", "raised KeyboardInterrupt"),
-        ("fails_late", r"raised OSError: \\udcff gone"),
-        ("endless", "expected at most 1,000 items from the generator .*, found more; end it, or return a list"),
-        ("text", "expected a list of items .*, found str; return a list of dicts"),
-        ("mapping", "expected a list of items .*, found dict"),
+        ("return {}['key']", r"raised KeyError: 'key' \(.*unusable_items\.py, line 21\)"),
+        ("raise SystemExit('no data')", r"called sys\.exit\('no data'\)"),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+        (r"yield {'prompt': 'a'}; raise OSError('\udcff gone')", r"raised OSError: \\udcff gone"),
+        (
+            "return ({'prompt': str(n)} for n in itertools.count())",
+            "expected at most 1,000 items from the generator .*, found more; end it, or return a list",
+        ),
+        ("return 'prompts'", "expected a list of items .*, found str; return a list of dicts"),
+        ("return {'prompt': 'a'}", "expected a list of items .*, found dict"),
         ("stream", "expected a list of items .*, found async_generator"),
-        ("numbers", "expected item 1 of .* to be a dict with a text called 'prompt', found 7"),
-        ("half", "item 1 of .*: expected text in the field 'prompt', found half of a character"),
-        ("unnamed", "item 0 of .*found none in the fields question, answer; return the text under the key 'prompt'"),
-        ("messages", "item 0 of .*conversations are not supported yet"),
-        ("functions", "item 1 of .*: expected a record that can be pickled, .*; use numbers, texts, lists and dicts"),
-        ("deep", "item 0 of .*: expected a record that can be pickled, .* raised RecursionError"),
-        ("silent", "expected item 0 of .*, found an object of the type Silent"),
-        ("angry", r"item 0 of .* called sys\.exit\(3\)"),
+        ("return [{'prompt': 'a'}, 7]", "expected item 1 of .* to be a dict with a text called 'prompt', found 7"),
+        (
+            r"return [{'prompt': 'a'}, {'prompt': '\ud83d'}]",
+            "item 1 of .*: expected text in the field 'prompt', found half of a character",
+        ),
+        (
+            "return [{'question': 'a', 'answer': 'b'}]",
+            "item 0 of .*found none in the fields question, answer; return the text under the key 'prompt'",
+        ),
+        (
+            "return [{'prompt': [{'role': 'user', 'content': 'a'}]}]",
+            "item 0 of .*conversations are not supported yet",
+        ),
+        (
+            "return [{'prompt': 'a'}, {'prompt': 'b', 'check': lambda answer: True}]",
+            "item 1 of .*: expected a record that can be pickled, .*; use numbers, texts, lists and dicts",
+        ),
+        (
+            "return [{'prompt': 'a', 'x': deep(0)}]",
+            "item 0 of .*: expected a record that can be .* raised RecursionError",
+        ),
+        ("return [Silent()]", "expected item 0 of .*, found an object of the type Silent"),
+        ("return [Angry()]", r"item 0 of .* called sys\.exit\(3\)"),
         ("needs", "raised TypeError: .* missing 1 required positional argument: 'path'$"),
     ],
 )
@@ -265,8 +248,9 @@ def test_unusable_items_of_a_function_are_refused_with_their_number(
     function: str, message: str, functions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_trainer.tasks.python_functions._MOST_GENERATED_ITEMS", 1000)
+    (functions / "unusable_items.py").write_text(FUNCTIONS.replace("BODY", function), encoding="utf-8")
     with pytest.raises(BadInput, match=message):
-        call_for_items(f"unusable_items:{function}", {}, functions)
+        call_for_items(f"unusable_items:{'items' if ' ' in function else function}", {}, functions)
 
 
 def test_a_function_of_items_may_be_async(functions: Path) -> None:
