@@ -51,11 +51,17 @@ def test_a_file_gets_one_line_a_step_and_no_control_codes() -> None:
     ]
 
 
-def test_a_terminal_shows_the_progress_of_the_run() -> None:
+def test_a_terminal_shows_progress_and_the_phase_until_the_next_step() -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=10) as display:
-        for step in STEPS:
+        display.phase("starting the engine")
+        assert "starting the engine" in shown(console)
+        display.step(STEPS[0])
+        before = len(shown(console))  # until the step, a thread may show the phase again at any moment
+        for step in STEPS[1:]:
             display.step(step)
+        assert "2/10" in shown(console)[before:]
+        assert "starting the engine" not in shown(console)[before:]
     last = shown(console).splitlines()[-2:]
     assert re.fullmatch(r"digits  ━+[╸╺]? +8/10  0:00  0:02 left\s*", last[0])
     assert last[1].rstrip() == (
@@ -93,18 +99,6 @@ def test_a_step_shows_its_learning_figures_and_what_it_lacks() -> None:
     assert "loss 0.25  KL 0.0123  grad norm nan" in line
     assert "peak" in line
     assert "peak" not in step_line(step_record(1, memory_bytes={}), total_steps=1)
-
-
-def test_a_terminal_shows_the_phase_until_the_next_step() -> None:
-    console = terminal()
-    with RunDisplay(console, "digits", total_steps=10) as display:
-        display.phase("starting the engine")
-        assert "starting the engine" in shown(console)
-        display.step(STEPS[0])
-        before = len(shown(console))  # until the step, a thread may show the phase again at any moment
-        display.step(STEPS[1])
-        assert "2/10" in shown(console)[before:]
-        assert "starting the engine" not in shown(console)[before:]
 
 
 @pytest.mark.parametrize(("total", "fraction"), [(10, "3/10"), (2, None)])

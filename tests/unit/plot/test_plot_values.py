@@ -24,20 +24,12 @@ from rljob_trainer.plot.timing_plot import axis_height, bar_edges, cut_bars, dra
 from tests.unit.ledger.samples import GIB, step_record
 
 
-def test_the_running_mean_is_of_the_last_values_and_of_fewer_at_the_start() -> None:
+def test_the_line_is_the_mean_of_a_window_as_long_as_that_of_the_trend() -> None:
     values = np.array([0.0, 3.0, 6.0, 0.0, 9.0])
     np.testing.assert_allclose(running_mean(values, window=3), [0.0, 1.5, 3.0, 3.0, 5.0])
-
-
-@pytest.mark.parametrize(("steps", "window"), [(1, 1), (3, 1), (8, 4), (10, 5), (119, 5), (400, 20), (5000, 51)])
-def test_the_line_has_the_window_of_the_trend_or_a_larger_one(steps: int, window: int) -> None:
-    assert running_window(steps) == window
-
-
-def test_the_band_stays_within_the_observed_rewards() -> None:
+    assert [running_window(steps) for steps in (1, 3, 8, 10, 119, 400, 5000)] == [1, 1, 4, 5, 5, 20, 51]
     low, high = band(np.array([0.9]), np.array([0.3]), 0.0, 1.0)
-    assert low[0] == pytest.approx(0.6)
-    assert high[0] == 1.0
+    assert (low[0], high[0]) == (pytest.approx(0.6), 1.0), "the band stays within the observed rewards"
 
 
 def test_the_phases_add_up_to_the_wall_time_of_each_step() -> None:

@@ -174,32 +174,27 @@ class FlatConf:
 
 
 TOKENS, BATCH = "ppo_max_token_len_per_gpu", "ppo_micro_batch_size"
-OFFLOADING = {
-    strategy: f"{section}.optimizer_offload"
-    for strategy, section in {
-        "fsdp": "fsdp_config",
-        "fsdp2": "fsdp_config",
-        "megatron": "megatron",
-        "veomni": "veomni",
-        "torchtitan": "torchtitan",
-    }.items()
-}
-SPLITTING = {
-    "ulysses_sequence_parallel_size": 4,
-    "fsdp_config.ulysses_sequence_parallel_size": 2,
-    "veomni.ulysses_parallel_size": 4,
-    "megatron.context_parallel_size": 8,
-    "unknown_parallel_size": 1,
-}
+ENGINES = [("fsdp2", "fsdp_config"), *((name, name) for name in ("megatron", "veomni", "torchtitan"))]
+SPLITTING = [
+    ("ulysses_sequence_parallel_size", 1),
+    ("ulysses_sequence_parallel_size", 4),
+    ("fsdp_config.ulysses_sequence_parallel_size", 2),
+    ("veomni.ulysses_parallel_size", 4),
+    ("megatron.context_parallel_size", 8),
+]
 """GPUs that hold a sequence together, the longest one of 32,768 tokens."""
+
+
+def offloaded(value: bool, section: str) -> dict[str, Any]:
+    return {f"{section}.optimizer_offload": value}
 
 
 @pytest.mark.parametrize(
     ("changes", "actor", "after"),
     [
         *(
-            ({"optimizerOffload": True}, {"strategy": strategy, option: False}, {option: True})
-            for strategy, option in OFFLOADING.items()
+            ({"optimizerOffload": True}, {"strategy": strategy, **offloaded(False, section)}, offloaded(True, section))
+            for strategy, section in [("fsdp", "fsdp_config"), *ENGINES]
         ),
         *(
             (
@@ -207,7 +202,7 @@ SPLITTING = {
                 {"use_dynamic_bsz": True, option: gpus, TOKENS: 40_000},
                 {TOKENS: 32_768 // gpus},
             )
-            for option, gpus in SPLITTING.items()
+            for option, gpus in SPLITTING
         ),
         *(
             ({"microBatchTokens": share}, {BATCH: 32}, {BATCH: samples})  # of all 8 GPUs, which keep a sequence each

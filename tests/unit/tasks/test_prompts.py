@@ -33,13 +33,10 @@ def test_the_chat_template_is_used_if_the_tokenizer_has_one(chat_tokenizer: Any)
     assert token_ids[-1] == bos
 
 
-@pytest.mark.parametrize("settings", [{"chat_template": "Always"}, {"system_prompt": "be brief"}])
-def test_a_tokenizer_without_a_required_chat_template_is_refused(tokenizer: Any, settings: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="tokenizer with a chat template, found none"):
-        PromptFormat(tokenizer, **settings)
-
-
-def test_a_system_prompt_that_is_left_out_is_refused(chat_tokenizer: Any) -> None:
+def test_settings_that_contradict_the_tokenizer_are_refused(tokenizer: Any, chat_tokenizer: Any) -> None:
+    for settings in ({"chat_template": "Always"}, {"system_prompt": "be brief"}):
+        with pytest.raises(BadInput, match="tokenizer with a chat template, found none"):
+            PromptFormat(tokenizer, **settings)
     with pytest.raises(BadInput, match=r"task\.systemPrompt: expected task\.chatTemplate: Auto or Always, found Never"):
         PromptFormat(chat_tokenizer, system_prompt="be brief", chat_template="Never")
 

@@ -60,9 +60,8 @@ def pool(tmp_path: Path) -> Iterator[Any]:
 
     def open_pool(reward: str, *, workers: int = 1, timeout: float = 60.0, **spec: Any) -> RewardPool:
         task = TaskSpec.model_validate({"name": "digits", "reward": f"rewards:{reward}", **spec})
-        pool = RewardPool(
-            RewardSource(task, tmp_path, 0), workers=workers, timeout_seconds=timeout, log=tmp_path / "rewards.log"
-        )
+        source, log = RewardSource(task, tmp_path, 0), tmp_path / "rewards.log"
+        pool = RewardPool(source, workers=workers, timeout_seconds=timeout, log=log)
         opened.append(pool.__enter__())
         return pool
 
@@ -124,20 +123,16 @@ def test_a_call_that_hangs_or_dies_fails_alone_with_its_children(pool: Any, tmp_
 def test_an_answer_pattern_that_backtracks_ends_at_the_limit(pool: Any) -> None:
     answer = {"pattern": r"<answer>((?:\s*[^<]+\s*)+)</answer>"}
     hanging = pool("length", timeout=1, answer=answer)
-    begun = time.monotonic()
     [failure] = results(hanging, ["<answer>" + "1 " * 40], {"offset": 0})
     assert failure == RewardFailure("took more than 1 s (task.rewardTimeoutSeconds)")
-    assert time.monotonic() - begun < 300
 
 
 def test_the_first_failure_may_end_the_wait(pool: Any, tmp_path: Path) -> None:
-    begun = time.monotonic()
     record = {"file": str(tmp_path / "child")}
     [failure, hanging] = results(pool("sometimes", timeout=600), ["raise", "hang"], record, stop=True)
     assert failure.message == "raised LookupError: no such thing"
     assert 'raise LookupError("no such thing")' in failure.traceback
-    assert hanging is None
-    assert time.monotonic() - begun < 300
+    assert hanging is None, "it was not waited for"
 
 
 def test_workers_are_added_while_slow_calls_wait(pool: Any) -> None:
