@@ -100,7 +100,9 @@ def test_progress_has_the_steps_and_a_failure_its_last_lines_and_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LOGS", tmp_path / "logs")
-    command = [sys.executable, "-c", "print('STEP 1/2: RUN install'); print('no such package'); exit(3)"]
+    program = "print('STEP 1/2: RUN install'); print('no such package'); exit({})"
+    progress.run_with_progress("trainer", [sys.executable, "-c", program.format(0)], step=Buildah.step, environment={})
+    command = [sys.executable, "-c", program.format(3)]
     with pytest.raises(ImageBuildError, match="no such package") as error:
         progress.run_with_progress("operator", command, step=Buildah.step, environment={})
     assert str(tmp_path / "logs" / "operator.log") in str(error.value)

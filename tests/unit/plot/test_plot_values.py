@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_a_run_whose_every_value_is_nan_is_drawn() -> None:
 # --- the time axis ---
 
 
-def timeline(bands: list[tuple[float, float, int, str]], begin: float, end: float) -> Timeline:
+def timeline(bands: Sequence[tuple[float, float, int, str]], begin: float, end: float) -> Timeline:
     moments = tuple(Moment(time, 1, "update", {"policy": Level(1, 1)}) for time in (begin, end))
     return Timeline("host", 0, ("policy",), moments, tuple(Band(*band) for band in bands), 0)
 

@@ -34,7 +34,8 @@ def test_the_chat_template_is_used_if_the_tokenizer_has_one(chat_tokenizer: Any)
 
 
 def test_settings_that_contradict_the_tokenizer_are_refused(tokenizer: Any, chat_tokenizer: Any) -> None:
-    for settings in ({"chat_template": "Always"}, {"system_prompt": "be brief"}):
+    requiring: list[dict[str, Any]] = [{"chat_template": "Always"}, {"system_prompt": "be brief"}]
+    for settings in requiring:
         with pytest.raises(BadInput, match="tokenizer with a chat template, found none"):
             PromptFormat(tokenizer, **settings)
     with pytest.raises(BadInput, match=r"task\.systemPrompt: expected task\.chatTemplate: Auto or Always, found Never"):

@@ -182,7 +182,14 @@ def test_workers_import_no_torch_see_no_gpu_and_spawn(pool: Any, monkeypatch: py
     assert results(pool("spawned", timeout=600), ["abc"], {"offset": 1}) == [4.0]
 
 
-def test_a_record_that_cannot_be_sent_or_a_missing_function_is_refused(pool: Any) -> None:
+class Unreadable:
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_records_that_cannot_be_sent_and_missing_functions_are_refused(pool: Any) -> None:
+    [failure] = results(pool("length"), ["x"], {"offset": Unreadable()})
+    assert failure.message.startswith("could not get the record, which raised ValueError")
     with pytest.raises(BadInput, match="expected records that can be pickled"):
         results(pool("length"), ["x"], {"offset": lambda: 0})
     with pytest.raises(BadInput, match=r"cannot load .*expected a function missing in"):
