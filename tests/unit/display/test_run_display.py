@@ -150,7 +150,7 @@ def interrupted_display(pipe: InterruptedPipe) -> RunDisplay:
     return RunDisplay(Console(file=io.TextIOWrapper(io.BufferedWriter(pipe)), width=80), "digits", total_steps=10)
 
 
-def test_a_signal_in_the_middle_of_a_write_is_shown_after_it_or_stops_at_once() -> None:
+def test_a_signal_within_a_write_is_shown_after_it_or_stops_at_once() -> None:
     pipe = InterruptedPipe()
     with interrupted_display(pipe) as display, stop_on_signals(display.note) as stop:
         display.phase("starting the policy")

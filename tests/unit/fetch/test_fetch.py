@@ -139,7 +139,7 @@ def test_the_pod_is_restricted_and_like_those_of_the_job(cluster: Path) -> None:
     assert not [words for words in commands(cluster) if "create" in words]
 
 
-def test_a_retained_claim_of_a_deleted_job_is_read_without_the_model_cache(cluster: Path, tmp_path: Path) -> None:
+def test_a_retained_claim_of_a_deleted_job_is_read_without_its_cache(cluster: Path, tmp_path: Path) -> None:
     (cluster / "rljob-sums.json").unlink()
     (cluster / "pod-sums-controller.json").unlink()
     put(cluster, "persistentvolumeclaim", "sums-checkpoints", {"metadata": {"name": "sums-checkpoints"}})

@@ -116,7 +116,7 @@ def test_processes_can_write_the_same_model_at_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "random").iterdir()] == [found.name]
 
 
-def test_weights_in_one_file_or_one_a_layer_have_the_same_shapes_and_deviation(tmp_path: Path) -> None:
+def test_weights_in_a_file_or_one_a_layer_have_the_same_shapes(tmp_path: Path) -> None:
     query = "qwen3?hidden=64&layers=2&vocabulary=300&initializerRange=0.5"
     whole, in_layers = (resolve_model(f"random://{query}{dtype}", tmp_path) for dtype in ("", "&dtype=bfloat16"))
     assert whole != in_layers

@@ -174,7 +174,7 @@ def test_micro_batches_show_the_growth_to_the_peak() -> None:
     assert [at(timeline, second)["policy"][1] for second in (41, 43, 45, 47)] == [20, 30, 45, 45]
 
 
-def test_an_attempts_processes_end_after_their_last_sample_or_with_the_next_attempt() -> None:
+def test_processes_end_after_their_last_sample_or_with_the_next_attempt() -> None:
     again = [one | {"time": one["time"] + 100, "began": one["began"] + 100} for one in POLICY]
     timeline = timeline_of([BEGUN - 1, BEGUN + 90], policy_0=[*POLICY, *again], rollout_0=ROLLOUT)
     assert set(at(timeline, 55)) == {"policy", "rollout"}

@@ -27,7 +27,7 @@ def evidence_of(program: ProbedProgram, code: str) -> CollectedEvidence:
     return read_evidence(program.log)
 
 
-def test_the_stack_names_the_activity_and_without_siblings_others_are_foreign(gpu_program: ProbedProgram) -> None:
+def test_the_stack_names_the_activity_and_unknown_processes_are_foreign(gpu_program: ProbedProgram) -> None:
     code = f"import torch; torch.cuda.use()\ndef push_weights_to_vllm(): {FAIL}\npush_weights_to_vllm()"
     evidence = evidence_of(gpu_program, code)
     assert evidence.failure is not None
