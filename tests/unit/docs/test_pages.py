@@ -14,10 +14,10 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.roles import SupportedSetting
+from rljob_client.run_directory.records import LedgerRecord, StepRecord
 from rljob_operator.objects.pod_environment import plan_variables
 from rljob_trainer.algorithm.loss import TokenValues, policy_loss
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.ledger.records import LedgerRecord, StepRecord
 from tests.unit.operator.objects.builders import PLAN
 
 ROOT = Path(__file__).parents[3]

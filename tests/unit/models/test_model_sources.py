@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
+from rljob_client.errors import BadInput
+from rljob_client.model_files import weight_shapes
 from rljob_memory.planning.model_size import shape_in_uri
 from rljob_testing.hub_server import REPOSITORY, HubServer, served_hub
-from rljob_trainer.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint, weight_shapes
+from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint
 from rljob_trainer.models.hub import HubUnreachable, _may_pass, resolve_description
 from rljob_trainer.models.resolve import resolve_model
 
@@ -142,13 +143,13 @@ def test_weights_in_a_file_or_one_a_layer_have_the_same_shapes(tmp_path: Path) -
 
 PROGRAM = f"""
 import sys
-from rljob_trainer.errors import TrainerError
+from rljob_client.errors import RunError
 from rljob_trainer.models.lora_targets import require_adaptable
 from rljob_trainer.models.resolve import resolve_model
 try:
     targets = sys.argv[1:]
     print(resolve_model('hf://{REPOSITORY}', accept=lambda at: targets and require_adaptable(at, targets, 4)))
-except TrainerError as error:
+except RunError as error:
     print(error.exit_code.name, f"{{type(error).__name__}}: {{error}}")
 """
 

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
+from rljob_client.errors import BadInput
 from rljob_testing.supported_models import KINDS, TRAINED, Kind
-from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import described_dimensions, require_same_rope, validate_checkpoint
 from rljob_trainer.models.consistency import require_same_window
 from rljob_trainer.models.lora_targets import adapted_layers, described_layers

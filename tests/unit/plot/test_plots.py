@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_client.errors import OutputUnavailable
+from rljob_client.plot import plot_run
+from rljob_client.plot.memory_timeline import Level, Timeline, memory_timeline
+from rljob_client.plot.run_plots import timeline_marks
+from rljob_client.plot.timeline_plot import draw_timeline
+from rljob_client.run_directory.ledger import Ledger
+from rljob_client.run_directory.memory_logs import logged_samples
+from rljob_client.run_directory.records import PlanChangeRecord
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.errors import OutputUnavailable
-from rljob_trainer.ledger.ledger import Ledger
-from rljob_trainer.ledger.records import PlanChangeRecord
-from rljob_trainer.plot import plot_run
-from rljob_trainer.plot.memory_timeline import Level, Timeline, memory_timeline
-from rljob_trainer.plot.timeline_marks import timeline_marks
-from rljob_trainer.plot.timeline_plot import draw_timeline
-from rljob_trainer.telemetry.memory_logs import logged_samples
 from tests.unit.ledger.samples import GIB, step_record, write_ledger
 
 

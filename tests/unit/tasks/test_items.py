@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.jsonl import read_items
 from rljob_trainer.tasks.python_functions import call_for_items
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.task import TaskSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
 from rljob_trainer.tasks.prompt_check import check_prompts

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rljob_api.task import TaskSpec
+from rljob_client.errors import BadInput
 from rljob_testing.patience import Deadline
-from rljob_trainer.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.task import AnswerSpec, TaskSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource

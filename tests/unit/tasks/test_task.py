@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.task import TaskSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.build import build_task
 from rljob_trainer.tasks.scoring import ScoringHere

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJobSpec
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.tasks.python_functions import load_function
 from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.task_modules import load_module

@@ -13,14 +13,14 @@ from typer.testing import CliRunner, Result
 
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted, load_manifest
+from rljob_client.cli import app
+from rljob_client.validation.inspect_job import findings_in, inspect_job
+from rljob_client.validation.suspicious_values import suspicious_values
 from rljob_testing.hub_server import served_hub
 from rljob_testing.repository import EXAMPLES
-from rljob_trainer.cli import app
 from rljob_trainer.hardware import Machine
+from rljob_trainer.inspection import Inspection
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.validation.inspect_job import findings_in, inspect_job
-from rljob_trainer.validation.inspection import Inspection
-from rljob_trainer.validation.suspicious_values import suspicious_values
 
 MODEL = "random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32"
 JOB = f"""\
@@ -176,7 +176,7 @@ def test_8_bits_that_this_machine_cannot_compute_are_a_warning(folder: Path, mon
     change(folder, "spec:\n", "spec:\n  rollout: {kvCacheDtype: Fp8}\n")
     for capability, expected in (((9, 0), False), (None, False), ((8, 0), True)):
         machine = Machine((80 << 30,), 64 << 30, 8, capability)
-        monkeypatch.setattr("rljob_trainer.validation.inspection.this_machine", lambda machine=machine: machine)
+        monkeypatch.setattr("rljob_trainer.inspection.this_machine", lambda machine=machine: machine)
         found = dict(inspected(folder)["warning"])
         assert list(found) == ["spec.rollout.kvCacheDtype"] * expected
     assert "expected Auto on a GPU of compute capability 8.0" in found["spec.rollout.kvCacheDtype"]
