@@ -1,7 +1,8 @@
-"""Reward functions that raise or return anything, and the trial of a function before the start."""
+"""Answers in responses, reward functions that raise or return anything, and their trial before the start."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from rljob_trainer.tasks.scoring import RewardFailure, ScoringHere, compute_rewa
 from rljob_trainer.tasks.step_rewards import step_rewards, try_out
 from rljob_trainer.tasks.task import Item, PromptFormat, Task
 
-_REWARDS = """
+REWARDS = """
 import asyncio, decimal, sys
 import numpy as np
 
@@ -30,32 +31,13 @@ class Mute(Exception):
     def __str__(self):
         raise KeyboardInterrupt
 
-def huge(answer, record): return 10**400
-def huger(answer, record): return -(10**5000)
-def above_float32(answer, record): return 1e39
-def negative(answer, record): return np.float64(-2e38)
-def infinite(answer, record): return float("inf")
-def silent(answer, record): return Silent()
 def none(answer, record): return None
 def mapping(answer, record): return {"score": 1.0}
 def several(answer, record): return [1.0]
-def text(answer, record): return "1.0"
-def exact(answer, record): return decimal.Decimal(1)
-def array(answer, record): return np.array([1.0])
-def uncalled(answer, record): return exact
-def generator(answer, record): yield 1.0
 def leaves(answer, record): sys.exit(3)
-def interrupts(answer, record): raise KeyboardInterrupt
-def mute(answer, record): raise Mute
-def half(answer, record): raise ValueError("\\ud83d")
-def prints(answer, record):
-    print("\\ud83d")
-    return 1.0
 async def awaits(answer, record):
     await asyncio.sleep(0)
     return 1.0
-async def awaits_and_fails(answer, record):
-    raise LookupError("late")
 def half_precision(answer, record): return np.float16(0.5)
 def same(answer, record): return float(answer == record["answer"])
 def among(answer, record): return float(answer in record["answer"])
@@ -65,16 +47,24 @@ def first_prompt_fails(answer, record):
         raise LookupError("first")
     return float(answer == record["answer"])
 def fails_for_answer(answer, record): return 1e39 if answer else 0.0
+async def fails_late(answer, record): raise LookupError("late")
+def reward(answer, record):
+    BODY
 """
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "unusable_rewards.py").write_text(_REWARDS, encoding="utf-8")
+    write(tmp_path, "pass")
     finders = list(sys.meta_path)
     yield tmp_path
     sys.meta_path[:] = finders
     sys.modules.pop("unusable_rewards", None)
+
+
+def write(directory: Path, body: str) -> None:
+    """Write the module, with this body of the function `reward`."""
+    (directory / "unusable_rewards.py").write_text(REWARDS.replace("BODY", body), encoding="utf-8")
 
 
 def spec_of(function: str, **settings: Any) -> TaskSpec:
@@ -85,59 +75,87 @@ def response(text: str = "7") -> Completion:
     return Completion([1], [-1.0], True, text)
 
 
-FAILURES = [
-    ("huge", "returned 1000.*, expected a finite number between -1e38 and 1e38", ""),
-    ("huger", "returned an object of the type int, expected a finite number between", ""),
-    ("above_float32", r"returned 1e\+39, expected a finite number between", ""),
-    ("negative", r"returned .*-2e\+38.*, expected a finite number between", ""),
-    ("infinite", "returned inf, expected a finite number", ""),
-    ("silent", "returned an object of the type Silent, expected a finite number", "float()"),
-    ("none", "returned None", "return a number on every path, since no response can be left out"),
-    ("mapping", "returned {'score': 1.0}", "return one number, such as one of the values of this dict"),
-    ("several", r"returned \[1.0\]", "called for each response on its own"),
-    ("text", "returned '1.0'", "float()"),
-    ("exact", "returned Decimal", "float()"),
-    ("array", r"returned array\(\[1", "float()"),
-    ("uncalled", "returned <function exact", "call it"),
-    ("generator", "returned <generator", "return in place of yield"),
-    ("leaves", r"called sys\.exit\(3\)", ""),
-    ("interrupts", "raised KeyboardInterrupt", ""),
-    ("mute", r"raised Mute: \(an error without text\)", ""),
-    ("half", r"raised ValueError: \\ud83d", ""),
-    ("awaits_and_fails", "raised LookupError: late", ""),
-]
+def computed(function: str, directory: Path) -> float | RewardFailure:
+    """The result of a function of the module, or of one with this body."""
+    if " " in function:
+        write(directory, function)
+    source = RewardSource(spec_of("reward" if " " in function else function), directory, 0)
+    return compute_reward(source.load(), {}, response())
 
 
-@pytest.mark.parametrize(("function", "message", "advice"), FAILURES)
+@pytest.mark.parametrize(
+    ("function", "message", "advice"),
+    [
+        ("return 10**400", "returned 1000.*, expected a finite number between -1e38 and 1e38", ""),
+        ("return -(10**5000)", "returned an object of the type int, expected a finite number between", ""),
+        ("return 1e39", r"returned 1e\+39, expected a finite number between", ""),
+        ("return np.float64(-2e38)", r"returned .*-2e\+38.*, expected a finite number between", ""),
+        ("return float('nan')", "returned nan, expected a finite number", ""),
+        ("return Silent()", "returned an object of the type Silent, expected a finite number", "float()"),
+        ("none", "returned None", "return a number on every path, since no response can be left out"),
+        ("mapping", "returned {'score': 1.0}", "return one number, such as one of the values of this dict"),
+        ("several", r"returned \[1.0\]", "called for each response on its own"),
+        ("return '1.0'", "returned '1.0'", "float()"),
+        ("return decimal.Decimal(1)", "returned Decimal", "float()"),
+        ("return np.array([1.0])", r"returned array\(\[1", "float()"),
+        ("return none", "returned <function none", "call it"),
+        ("yield 1.0", "returned <generator", "return in place of yield"),
+        ("leaves", r"called sys\.exit\(3\)", ""),
+        ("raise KeyboardInterrupt", "raised KeyboardInterrupt", ""),
+        ("raise Mute", r"raised Mute: \(an error without text\)", ""),
+        (r"raise ValueError('\ud83d')", r"raised ValueError: \\ud83d", ""),
+        ("fails_late", "raised LookupError: late", ""),
+    ],
+)
 def test_every_failure_of_a_call_says_what_to_write(function: str, message: str, advice: str, directory: Path) -> None:
-    failure = compute_reward(RewardSource(spec_of(function), directory, 0).load(), {}, response())
+    failure = computed(function, directory)
     assert isinstance(failure, RewardFailure)
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(failure.message)
+    assert re.search(message, failure.message), failure.message
     assert advice in failure.advice
     assert bool(advice) == bool(failure.advice)
 
 
-@pytest.mark.parametrize("function", ["awaits", "half_precision", "prints"])
-def test_async_functions_numpy_numbers_and_prints_are_scored(function: str, directory: Path) -> None:
-    assert compute_reward(RewardSource(spec_of(function), directory, 0).load(), {}, response()) in (1.0, 0.5)
+PRINTS = r"print('\ud83d'); return 1.0"
 
 
-def test_failures_in_another_process_do_not_end_it(directory: Path) -> None:
-    prompt = Prompt(0, [1], "", {"answer": "7"})
-    functions = ["leaves", "interrupts", "silent", "half", "awaits", "prints"]
-    for function in functions:
-        log = directory / "rewards.log"
-        with RewardPool(RewardSource(spec_of(function), directory, 0), workers=1, timeout_seconds=60, log=log) as pool:
-            scoring = pool.begin([prompt], 2)
-            scoring.add(0, [response(), response()])
-            results = scoring.results(stop_at_failure=False)
-            assert len(pool.worker_ids) == 1
-        if function in ("awaits", "prints"):
-            assert results == [1.0, 1.0]
-        else:
-            assert all(isinstance(result, RewardFailure) for result in results)
-            assert not any("ended its process" in result.message for result in results)  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        ("awaits", 1),
+        (PRINTS, 1),
+        ("half_precision", 0.5),
+        ("return np.bool_(0)", 0),
+        ("return True", 1),
+        ("return -2", -2),
+    ],
+)
+def test_numbers_of_every_kind_are_rewards(function: str, value: float, directory: Path) -> None:
+    assert computed(function, directory) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "reward"),
+    [
+        ("sys.exit(3)", None),
+        ("raise KeyboardInterrupt", None),
+        ("return Silent()", None),
+        (r"raise ValueError('\ud83d')", None),
+        (PRINTS, 1.0),
+    ],
+)
+def test_failures_in_another_process_do_not_end_it(body: str, reward: float | None, directory: Path) -> None:
+    write(directory, body)
+    source, log = RewardSource(spec_of("reward"), directory, 0), directory / "rewards.log"
+    with RewardPool(source, workers=1, timeout_seconds=60, log=log) as pool:
+        scoring = pool.begin([Prompt(0, [1], "", {"answer": "7"})], 2)
+        scoring.add(0, [response(), response()])
+        results = scoring.results(stop_at_failure=False)
+        assert len(pool.worker_ids) == 1
+    if reward is not None:
+        assert results == [reward, reward]
+    for result in results if reward is None else ():
+        assert isinstance(result, RewardFailure)
+        assert "ended its process" not in result.message
 
 
 def test_a_stop_is_no_failure_of_the_function() -> None:
@@ -165,6 +183,10 @@ def trial(directory: Path, tokenizer: Any, function: str, answers: list[Any], **
     return try_out(task, ScoringHere(task.reward), spec)
 
 
+ZERO = {"onRewardError": "Zero"}
+PATTERN = {"pattern": "<answer>(.*?)</answer>"}
+
+
 @pytest.mark.parametrize(
     ("function", "answers", "settings", "message"),
     [
@@ -174,14 +196,9 @@ def trial(directory: Path, tokenizer: Any, function: str, answers: list[Any], **
         ("none", ["7"], {}, "response ''; return a number on every path"),
         ("mapping", ["7"], {}, "return one number, such as"),
         ("several", [None], {}, "called for each response on its own$"),
-        (
-            "none",
-            ["7", "8"],
-            {"onRewardError": "Zero"},
-            "one of the 4 responses tried, found none: .*; return a number",
-        ),
-        ("same", [None], {"onRewardError": "Zero"}, "one of the 1 responses tried, found none: .* raised KeyError"),
-        ("leaves", [None], {"onRewardError": "Zero"}, r"one of the 1 responses tried, found none: .*sys\.exit\(3\)"),
+        ("none", ["7", "8"], ZERO, "one of the 4 responses tried, found none: .*; return a number"),
+        ("same", [None], ZERO, "one of the 1 responses tried, found none: .* raised KeyError"),
+        ("leaves", [None], ZERO, r"one of the 1 responses tried, found none: .*sys\.exit\(3\)"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_the_start(
@@ -193,34 +210,20 @@ def test_a_function_that_cannot_be_used_is_refused_before_the_start(
         assert "task.onRewardError" not in str(raised.value), "it is set, or would train on zeros"
 
 
-PATTERN = {"pattern": "<answer>(.*?)</answer>"}
-
-
 @pytest.mark.parametrize(
     ("function", "answers", "settings", "warning"),
     [
         ("same", ["7"], {}, None),
         ("same", ["7"], {"answer": PATTERN}, None),
         ("awaits", [None], {}, None),
-        (
-            "first_word",
-            ["7"],
-            {"onRewardError": "Zero"},
-            "raised IndexError.* for prompt 0 .*; such responses count as 0",
-        ),
-        ("first_prompt_fails", ["0", "7"], {"onRewardError": "Zero"}, "raised LookupError: first for prompt 0"),
-        (
-            "same",
-            [2],
-            {},
-            r"0 for the answer of prompt 0 .* the answer is no text \(2\), .*str\(record\[\"answer\"\]\)",
-        ),
+        ("first_word", ["7"], ZERO, "raised IndexError.* for prompt 0 .*; such responses count as 0"),
+        ("first_prompt_fails", ["0", "7"], ZERO, "raised LookupError: first for prompt 0"),
+        ("same", [2], {}, r"0 for the answer of prompt 0 .* the answer is no text \(2\), .*str\(record"),
         ("same", [2], {"answer": PATTERN}, "no more than for an empty response; the answer is no text"),
         ("half_precision", ["7"], {}, "returned 0.5 for the answer of prompt 0 .*; check the function and task.answer"),
         ("same", [2, "7"], {}, r"several kinds: number in 1 \(first: 0\), text in 1 \(first: 1\)"),
         ("same", ["7", "8", None], {}, r"several kinds: text in 2 \(first: 0\), none in 1 \(first: 2\)"),
         ("among", [["7", "seven"], ["8"]], {}, None),
-        ("among", [["7", "seven"]], {}, None),
         ("same", [{"value": 7}], {}, None),
         ("fails_for_answer", [7], {}, r"returned 1e\+39.*; such responses end the job \(task.onRewardError: Fail\)"),
     ],
@@ -229,11 +232,7 @@ def test_the_trial_warns_of_rewards_from_which_nothing_is_learned(
     function: str, answers: list[Any], settings: dict[str, Any], warning: str | None, directory: Path, tokenizer: Any
 ) -> None:
     found = "\n".join(trial(directory, tokenizer, function, answers, **settings))
-    if warning is None:
-        assert found == ""
-    else:
-        with pytest.raises(AssertionError, match=warning):
-            raise AssertionError(found)
+    assert re.search(warning or "^$", found), found
 
 
 @pytest.mark.parametrize(
@@ -245,14 +244,26 @@ def test_a_response_with_a_given_answer_is_found_for_usual_patterns(pattern: str
     right = response_with("7", spec)
     assert right is not None
     assert extract_answer(right, spec) == "7"
-
-
-def test_a_pattern_that_tells_of_no_response_has_none() -> None:
     assert response_with("seven", AnswerSpec(pattern=r"(-?\d+)")) is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "answer"),
+    [
+        ({"pattern": "<answer>(.*?)</answer>", "match": "First"}, "1"),
+        ({"pattern": "<answer>(.*?)</answer>", "match": "Last"}, "2"),
+        ({"pattern": r"(\d{3})"}, ""),
+        (None, "First <answer>1</answer>, no: <answer>\n 2\n</answer>"),
+    ],
+)
+def test_the_answer_is_the_chosen_match_or_the_stripped_response(spec: dict[str, Any] | None, answer: str) -> None:
+    text = "  First <answer>1</answer>, no: <answer>\n 2\n</answer> \n"
+    assert extract_answer(text, AnswerSpec.model_validate(spec) if spec else None) == answer
+
+
 def test_a_failure_of_a_step_is_refused_with_its_prompt_or_counted(directory: Path, tokenizer: Any) -> None:
-    task = task_of(spec_of("above_float32"), directory, tokenizer, ["7"])
+    write(directory, "return 1e39")
+    task = task_of(spec_of("reward"), directory, tokenizer, ["7"])
     prompts, completions = [task.prompt(0)], [response("a"), response("b")]
     scoring = ScoringHere(task.reward).begin(prompts, 2)
     scoring.add(0, completions)

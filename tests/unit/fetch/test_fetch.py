@@ -1,9 +1,11 @@
-"""`rljob fetch` with a kubectl whose cluster is a directory."""
+"""`rljob fetch`: its archives, and the command with a kubectl whose cluster is a directory."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,55 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rljob_client.cli import app
+from rljob_client.errors import OutputUnavailable
+from rljob_client.fetch.archive import IncompleteArchive, extract, require_free
 from rljob_trainer.models.resolve import resolve_model
 from tests.unit.operator.objects.builders import job, objects, pod_of
 from tests.unit.operator.objects.pod_security import restricted_violations
+
+
+def archive(**files: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"model/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+WHOLE = archive(weights=b"w" * 1500, config=b"{}")
+
+
+def test_a_directory_of_the_archive_becomes_the_output(tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "job" / "model"
+    assert extract(io.BytesIO(WHOLE), "model", output) == 1502
+    assert {file.name: file.stat().st_size for file in output.iterdir()} == {"weights": 1500, "config": 2}
+    assert list(output.parent.iterdir()) == [output]
+
+
+@pytest.mark.parametrize("length", [0, 100, 700, 512 + 1536, len(WHOLE) - 10240 + 1024, 512 + 1536 + 1024 + 100])
+def test_a_stream_that_ends_early_leaves_nothing(tmp_path: Path, length: int) -> None:
+    with pytest.raises(IncompleteArchive):
+        extract(io.BytesIO(WHOLE[:length]), "model", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteArchive):
+        extract(io.BytesIO(archive(**{"../../../escaped": b"x"})), "model", tmp_path / "a" / "model")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_files_of_the_user_are_not_overwritten(tmp_path: Path) -> None:
+    require_free(tmp_path / "absent")
+    require_free(tmp_path)
+    (tmp_path / "mine").touch()
+    with pytest.raises(OutputUnavailable, match="give another --output"):
+        require_free(tmp_path)
+
+
+# --- the command ---
 
 KUBECTL = f"""#!{sys.executable}
 import json, os, pathlib, subprocess, sys
@@ -91,21 +139,18 @@ def test_the_pod_is_restricted_and_like_those_of_the_job(cluster: Path) -> None:
     assert not [words for words in commands(cluster) if "create" in words]
 
 
-def test_a_retained_claim_of_a_deleted_job_is_read(cluster: Path, tmp_path: Path) -> None:
+def test_a_retained_claim_of_a_deleted_job_is_read_without_its_cache(cluster: Path, tmp_path: Path) -> None:
     (cluster / "rljob-sums.json").unlink()
     (cluster / "pod-sums-controller.json").unlink()
     put(cluster, "persistentvolumeclaim", "sums-checkpoints", {"metadata": {"name": "sums-checkpoints"}})
-    (cluster / "volume" / "sums").mkdir()
-    (cluster / "volume" / "model").rename(cluster / "volume" / "sums" / "model")
+    run = cluster / "volume" / "sums"
+    for name in (".model-cache", "plots"):
+        (run / name).mkdir(parents=True)
+    (cluster / "volume" / "model").rename(run / "model")
     assert "name an image" in fetch("sums").stderr
     assert fetch("sums", "--image", "trainer", "-o", "mine").exit_code == 0
     assert (tmp_path / "mine" / "config.json").is_file()
-
-
-def test_all_files_but_the_model_cache_are_fetched_on_request(cluster: Path, tmp_path: Path) -> None:
-    for name in (".model-cache", "plots"):
-        (cluster / "volume" / name).mkdir()
-    assert fetch("sums", "--path", ".", "-o", "all").exit_code == 0
+    assert fetch("sums", "--image", "trainer", "--path", ".", "-o", "all").exit_code == 0
     assert sorted(file.name for file in (tmp_path / "all").iterdir()) == ["model", "plots"]
 
 
@@ -125,7 +170,9 @@ def test_a_failure_is_explained(cluster: Path, arguments: tuple[str, ...], code:
     assert not list(cluster.glob("pod-*-fetch-*"))
 
 
-def test_a_pod_that_does_not_start_is_explained(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_does_not_start_or_a_missing_kubectl_is_explained(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rljob_client.fetch.fetch_command._START_SECONDS", 0.0)
     waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
     (cluster / "status").write_text(json.dumps({"containerStatuses": [waiting]}))
@@ -133,8 +180,5 @@ def test_a_pod_that_does_not_start_is_explained(cluster: Path, monkeypatch: pyte
     assert result.exit_code == 1
     assert "ErrImagePull: no such image" in result.stderr
     assert not list(cluster.glob("pod-sums-fetch-*"))
-
-
-def test_kubectl_is_required(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert "expected kubectl in PATH" in fetch("sums").stderr

@@ -1,8 +1,7 @@
-"""Results of a test run: durations, and failures that a repetition does not confirm."""
+"""The repetition of failed tests, on which the result of a run depends."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rljob_testing.repository import ROOT
-from tests.conftest import LONGEST_FIRST, order_of, seconds_by_scope
-from tests.results import KEPT, MOST_REPEATED, newest_seconds, read_results
+from tests.results import MOST_REPEATED, read_results
 
 FLAKY = """
 from pathlib import Path
@@ -110,34 +108,3 @@ def test_many_failures_are_not_repeated(suite: Path) -> None:
     exit_code, printed = run(suite, {INTEGRATION: many}, "--repeat")
     assert exit_code == 1
     assert "11 failed" in printed.splitlines()[-1]
-
-
-def test_long_tests_run_if_wanted_or_if_their_file_is_named(suite: Path) -> None:
-    files = {UNIT: "import pytest\n@pytest.mark.long\ndef test_marked(): pass\n" + PASSING, E2E: PASSING}
-    assert "1 passed, 2 deselected" in run(suite, files)[1]
-    assert "3 passed" in run(suite, files, "--long")[1]
-    assert "2 passed" in run(suite, files, f"tests/{UNIT}")[1]
-    assert "1 passed" in run(suite, files, "--numprocesses=2")[1].splitlines()[-1]
-
-
-def test_durations_of_other_runs_of_a_commit_are_kept(suite: Path) -> None:
-    run(suite, {UNIT: PASSING, INTEGRATION: PASSING})
-    run(suite, {}, "tests/unit")
-    results = suite / "results"
-    assert set(newest_seconds(results)) == {f"tests/{UNIT}::test_passing", f"tests/{INTEGRATION}::test_passing"}
-    for number in range(KEPT + 1):
-        (results / f"{number}.json").write_text(json.dumps({"damaged": number}))
-    run(suite, {}, "tests/unit")
-    assert len(list(results.iterdir())) == KEPT
-    assert set(newest_seconds(results)) >= {f"tests/{UNIT}::test_passing"}
-
-
-def test_the_longest_groups_start_first_and_unknown_ones_before() -> None:
-    operator, digits = "tests/integration/operator/", "tests/integration/test_run_digits.py"
-    seconds = seconds_by_scope(
-        {f"{operator}test_a.py::x": 2.0, f"{operator}test_b.py::x[1::2]": 2.0, f"{digits}::x": 3.0}
-    )
-    assert seconds == {operator: 4.0, digits: 3.0}
-    scopes = ["tests/unit/test_new.py", digits, operator, LONGEST_FIRST[0]]
-    assert sorted(scopes, key=lambda scope: order_of(scope, seconds)) == [scopes[3], scopes[0], operator, digits]
-    assert sorted(scopes, key=lambda scope: order_of(scope, {})) == [scopes[3], operator, digits, scopes[0]]
