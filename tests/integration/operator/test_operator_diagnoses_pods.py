@@ -8,26 +8,14 @@ from typing import Any
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.operator_process import OperatorProcess
+from tests.integration.operator.conftest import restricted_pod
 
 Object = dict[str, Any]
 LABELS = {"rljob.dev/diagnose": "true"}
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "runAsNonRoot": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-TRAINER = {
-    "name": "trainer",
-    "image": "trl:1",
-    "securityContext": RESTRICTED,
-    "resources": {"limits": {"memory": "512Mi"}},
-}
-POD_SPEC = {"restartPolicy": "Never", "containers": [TRAINER]}
 
 
 def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: ApiClient, namespace: str) -> None:
-    spec = {"backoffLimit": 0, "template": {"metadata": {"labels": LABELS}, "spec": POD_SPEC}}
+    spec = {"backoffLimit": 0, "template": {"metadata": {"labels": LABELS}, "spec": restricted_pod("")["spec"]}}
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     api.request("POST", path, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "sums"}, "spec": spec})
     [pod] = eventually(lambda: api.list("pods", namespace, "job-name=sums"), "the Job's pod")
@@ -59,8 +47,7 @@ def test_a_pod_that_claims_a_foreign_owner_gets_the_only_event(
 
 
 def bare_pod(api: ApiClient, namespace: str, name: str, **metadata: Any) -> Object:
-    found = {"name": name, "labels": LABELS, **metadata}
-    return api.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": found, "spec": POD_SPEC}, namespace)
+    return api.create("pods", restricted_pod(name, labels=LABELS, **metadata), namespace)
 
 
 def run_out_of_memory(api: ApiClient, pod: Object) -> None:

@@ -1,4 +1,4 @@
-"""Rights of a job's pods at the API server: patch the status of their StepReport."""
+"""The account that all jobs of a namespace share: written once, and good for the StepReport of the own job alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, ray_token_
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually
+from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import token_of
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
@@ -97,6 +98,35 @@ def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
     answers = {what: refusal(ask, pod_client, namespace) for what, ask in FORBIDDEN.items()}
     assert {what: error and error.status for what, error in answers.items()} == dict.fromkeys(FORBIDDEN, 403)
 
+    def kept() -> dict[str, Any]:
+        metadata = api.get("stepreports", "job", namespace)["metadata"]
+        return {name: metadata.get(name) for name in hostile}
+
+    hostile = {
+        "finalizers": ["example.com/forever"],
+        "ownerReferences": [],
+        "labels": {"app.kubernetes.io/managed-by": None},
+        "annotations": {"a": "b"},
+    }
+    unchanged = kept()
+    pod_client.merge("stepreports", "job", {"metadata": hostile, "status": {"step": 2}}, namespace, "status")
+    assert kept() == unchanged
+
+    diagnosis = {"class": "HostMemory", "confidence": 1, "message": "m"}
+    pressure = {"role": "policy", "stepsLeft": 1}
+    beyond: list[dict[str, Any]] = [
+        {"memory": [{"role": "policy", "rank": 0, "peakRssBytes": 2**53 + 1}]},
+        {"planGeneration": 2**63 - 1},
+        {"seconds": {"rollout": 1e300}},
+        {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n": 2**60}}}},
+        {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n" * 65: 1}}}},
+        {"updateTime": f"2026-01-01T00:00:00.{'0' * 100}Z"},
+    ]
+    refused = [
+        refusal(pod_client.merge, "stepreports", "job", {"status": status}, namespace, "status") for status in beyond
+    ]
+    assert [error and error.status for error in refused] == [422] * len(beyond)
+
 
 def test_only_the_token_of_the_controller_pod_writes_its_report(
     job: WatchedJob, api: ApiClient, control_plane: ControlPlane, namespace: str
@@ -121,43 +151,26 @@ def test_only_the_token_of_the_controller_pod_writes_its_report(
             assert "only the controller pod job-controller may write the StepReport job" in refused.message
 
 
-def test_a_write_of_the_status_changes_nothing_else(pod_client: ApiClient, api: ApiClient, namespace: str) -> None:
-    def report() -> dict[str, Any]:
-        names = ("finalizers", "ownerReferences", "labels", "annotations")
-        metadata = api.get("stepreports", "job", namespace)["metadata"]
-        return {name: metadata.get(name) for name in names}
-
-    before = report()
-    hostile = {
-        "finalizers": ["example.com/forever"],
-        "ownerReferences": [],
-        "labels": {"app.kubernetes.io/managed-by": None},
-        "annotations": {"a": "b"},
-    }
-    pod_client.merge("stepreports", "job", {"metadata": hostile, "status": {"step": 1}}, namespace, "status")
-    assert report() == before
+def uids(api: ApiClient, namespace: str) -> list[str]:
+    names = ("serviceaccounts", "roles", "rolebindings")
+    return [api.get(resource, SHARED_ACCOUNT, namespace)["metadata"]["uid"] for resource in names]
 
 
-def test_the_api_server_refuses_reports_beyond_the_bounds(pod_client: ApiClient, namespace: str) -> None:
-    diagnosis = {"class": "HostMemory", "confidence": 1, "message": "m"}
-    pressure = {"role": "policy", "stepsLeft": 1}
-    beyond: dict[str, dict[str, Any]] = {
-        "a size": {"memory": [{"role": "policy", "rank": 0, "peakRssBytes": 2**53 + 1}]},
-        "a generation": {"planGeneration": 2**63 - 1},
-        "a duration": {"seconds": {"rollout": 1e300}},
-        "a number": {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n": 2**60}}}},
-        "a name": {"memoryPressure": pressure | {"diagnosis": diagnosis | {"numbers": {"n" * 65: 1}}}},
-        "a time": {"updateTime": f"2026-01-01T00:00:00.{'0' * 100}Z"},
-    }
-    answers = {
-        what: refusal(pod_client.merge, "stepreports", "job", {"status": status}, namespace, "status")
-        for what, status in beyond.items()
-    }
-    assert {what: error and error.status for what, error in answers.items()} == dict.fromkeys(beyond, 422)
-
-
-def test_only_the_controller_pod_carries_a_token(job: WatchedJob) -> None:
-    job.create()
-    pods = job.wait_for_pods(2)
+def test_the_account_is_written_once_and_goes_with_no_job(
+    job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy, namespace: str
+) -> None:
+    pods = job.create().wait_for_pods(2)
     mounted = {name: pod["spec"].get("automountServiceAccountToken") for name, pod in pods.items()}
     assert mounted == {controller_pod_name("job"): True, worker_pod_name("job", "policy", 0): False}
+    before = uids(api, namespace)
+    proxy.wait_until_quiet()
+    written = len(proxy.writes(namespace))
+    second = WatchedJob(api, kubelet, namespace, "second").create()
+    second.wait_for_pods(2)
+    proxy.wait_until_quiet()
+    resources = {write.resource for write in proxy.writes(namespace)[written:]}
+    assert resources.isdisjoint({"serviceaccounts", "roles", "rolebindings"})
+    job.delete()
+    job.wait_gone()
+    assert uids(api, namespace) == before
+    second.run()
