@@ -1,4 +1,4 @@
-"""The cluster starts and stops cleanly, also after failures. These tests stop it and start it again."""
+"""The test cluster starts and stops cleanly, also after failures. Some tests stop it and start it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rljob_cluster.node_status import reports_ready
 from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from rljob_testing.cluster.kubectl import Kubectl
-from rljob_testing.operator.eventually import EFFECT_SECONDS
+from rljob_testing.operator.eventually import EFFECT_SECONDS, eventually
 from rljob_testing.patience import Deadline
 from tests.e2e.pods import is_unschedulable, phase, shell_pod
 
@@ -158,3 +158,25 @@ def wait_until(holds: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> No
     while not holds():
         assert not deadline.passed, f"not so after {seconds:.0f} s"
         time.sleep(0.1)
+
+
+def test_a_name_outside_the_cluster_is_refused_at_once(namespace: Kubectl, busybox: str) -> None:
+    lookups = "for name in a b c d e; do time -p nslookup $name.example.com.; done; true"
+    namespace.apply(shell_pod("lookup", busybox, lookups))
+    namespace.wait("pod", "lookup", lambda pod: phase(pod) == "Succeeded")
+    printed = namespace("logs", "lookup")
+    assert "can't find a.example.com" in printed
+    # The fastest: a busy machine delays some, a timeout all of them.
+    assert min(float(rest.split()[0]) for rest in printed.split("real")[1:]) < 2
+
+
+def test_a_deleted_claim_takes_its_folder_along(namespace: Kubectl, kubectl: Kubectl) -> None:
+    wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "gone"}, "spec": wanted}
+    namespace.apply(claim)
+    bound = namespace.wait("pvc", "gone", lambda found: phase(found) == "Bound")
+    volume = bound["spec"]["volumeName"]
+    folder = kubectl.kubeconfig.parent / "volumes" / volume
+    assert folder.is_dir()
+    namespace("delete", "pvc", "gone")
+    eventually(lambda: not folder.exists(), f"{folder} is removed")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from rljob_testing.operator.eventually import eventually
@@ -18,16 +17,28 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicy"
 EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if name.startswith("allowed")}
 
 
-def test_a_restricted_namespace_accepts_the_operators_pods(command_line: CommandLine, installed: Install) -> None:
+def test_jobs_and_crds_alone_outlive_an_uninstall_and_meet_the_next_install(
+    command_line: CommandLine, installed: Install
+) -> None:
     installed("--set", "replicas=2")
-    selector = "app.kubernetes.io/instance=rljob"
 
     def pods() -> list[Object]:
+        selector = "app.kubernetes.io/instance=rljob"
         found: list[Object] = command_line.get("pods", "-n", RELEASE_NAMESPACE, "-l", selector)["items"]
         return found
 
-    eventually(lambda: len(pods()) == 2, "both pods to be made")
+    eventually(lambda: len(pods()) == 2, "both pods to be made in a restricted namespace")
     assert all(pod["spec"]["serviceAccountName"] == NAMES for pod in pods())
+    command_line.apply(job("kept", "team-a"))
+    uid = command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"]
+
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,deployments,services,configmaps"
+    selector = "app.kubernetes.io/managed-by=Helm"
+    eventually(lambda: command_line.get(kinds, "-A", "-l", selector)["items"] == [], "nothing to be left")
+
+    command_line.helm("install", RELEASE, str(CHART))
+    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
 
 
 def test_the_operators_network_policy_has_the_ports_of_the_api_server(
@@ -51,31 +62,30 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
     assert {port["port"] for port in policy["egress"][1]["ports"]} == {443, 16443}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [],
-        ["--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"],
-        ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
-        ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
-        ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
-        ["--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"],
-    ],
-    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy", "everything allowed"],
+VALUES = (
+    (),
+    ("--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"),
+    ("--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"),
+    ("--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"),
+    ("--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"),
+    ("--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"),
 )
-def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
-    manifests = command_line.helm("template", RELEASE, str(CHART), *values)
-    result = subprocess.run(
-        [command_line.binaries / "kubectl", "apply", "--server-side", "--dry-run=server", "--filename", "-"],
-        env=command_line.environment,
-        input=manifests,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Warning" not in result.stderr
-    assert len(result.stdout.splitlines()) == len([found for found in yaml.safe_load_all(manifests) if found])
+
+
+def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine) -> None:
+    for values in VALUES:
+        manifests = command_line.helm("template", RELEASE, str(CHART), *values)
+        result = subprocess.run(
+            [command_line.binaries / "kubectl", "apply", "--server-side", "--dry-run=server", "--filename", "-"],
+            env=command_line.environment,
+            input=manifests,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "Warning" not in result.stderr
+        assert len(result.stdout.splitlines()) == len([found for found in yaml.safe_load_all(manifests) if found])
 
 
 def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
@@ -92,29 +102,6 @@ def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
     after = command_line.get("rljob", "kept", "-n", "team-a")
     assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
     assert after["metadata"]["finalizers"] == [FINALIZER]
-
-
-def test_jobs_and_crds_outlive_an_uninstall_and_meet_the_next_install(
-    command_line: CommandLine, installed: Install
-) -> None:
-    installed()
-    command_line.apply(job("kept", "team-a"))
-    uid = command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"]
-
-    command_line.helm("uninstall", RELEASE, "--no-hooks")
-    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
-    assert deployments(command_line) == []
-
-    command_line.helm("install", RELEASE, str(CHART))
-    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
-
-
-def test_an_uninstall_leaves_nothing_of_the_chart_but_the_crds(command_line: CommandLine, installed: Install) -> None:
-    installed("--set", "namespaces={team-a}")
-    command_line.helm("uninstall", RELEASE, "--no-hooks")
-    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,deployments,services,configmaps"
-    selector = "app.kubernetes.io/managed-by=Helm"
-    eventually(lambda: command_line.get(kinds, "-A", "-l", selector)["items"] == [], "nothing to be left")
 
 
 def test_without_keep_the_crds_go_with_the_release(command_line: CommandLine, installed: Install) -> None:
@@ -137,8 +124,3 @@ def chart_of_an_older_api(directory: Path) -> Path:
 def printer_columns(command_line: CommandLine) -> set[str]:
     version = command_line.get("crd", "rljobs.rljob.dev")["spec"]["versions"][0]
     return {column["name"] for column in version.get("additionalPrinterColumns", [])}
-
-
-def deployments(command_line: CommandLine) -> list[Object]:
-    found: list[Object] = command_line.get("deployments", "-n", RELEASE_NAMESPACE)["items"]
-    return found

@@ -54,7 +54,7 @@ def operator(
     operator.stop()
 
 
-def test_it_runs_a_job_and_nothing_is_forbidden(
+def test_it_runs_a_job_and_shows_its_metrics_to_those_who_may_read_them(
     command_line: CommandLine, operator: OperatorProcess, control_plane: ControlPlane
 ) -> None:
     command_line.apply(node("gpu-node", {}))
@@ -78,18 +78,15 @@ def test_it_runs_a_job_and_nothing_is_forbidden(
     eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in pods()), "its pods to be deleted")
     command_line.kubectl("delete", "node", "gpu-node")
 
-    requests = requests_by_resource_and_code(scrape(operator, token_of(command_line, "prometheus", "team-b")))
-    assert {resource for resource, code in requests if code in ("401", "403")} == set()
-    assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
-
-
-def test_its_metrics_are_for_those_who_may_read_them(command_line: CommandLine, operator: OperatorProcess) -> None:
     reader = token_of(command_line, "prometheus", "team-b")
     eventually(lambda: "rljob_operator_leader 1.0" in scrape(operator, reader), "a leader")
-    for token, code in [("", 401), ("wrong", 401), (token_of(command_line, "default", "team-a"), 403)]:
+    for token, refusal in [("", 401), ("wrong", 401), (token_of(command_line, "default", "team-a"), 403)]:
         with pytest.raises(urllib.error.HTTPError) as refused:
             scrape(operator, token)
-        assert refused.value.code == code
+        assert refused.value.code == refusal
+    requests = requests_by_resource_and_code(scrape(operator, reader))
+    assert {resource for resource, code in requests if code in ("401", "403")} == set()
+    assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
 
 
 def scrape(operator: OperatorProcess, token: str) -> str:

@@ -54,7 +54,7 @@ def quota(api: ApiClient, namespace: str, hard: dict[str, str]) -> tuple[str, st
 
     def is_in_force() -> bool:
         status = api.get("resourcequotas", "few", namespace).get("status", {})
-        return status.get("hard") == hard and status.get("used", {}).keys() == hard.keys()
+        return bool(status.get("hard") == hard) and status.get("used", {}).keys() == hard.keys()
 
     eventually(is_in_force, "the quota to be in force")
     return "resourcequotas", "few"
@@ -199,7 +199,8 @@ def test_pods_that_do_not_start_are_reported_and_given_up(
         kubelet.run(job.controller_pod(), ready=False)
         wait_for_message(job, message)
     first = half_placed.wait_for_pods(2)
-    kubelet.place(first[controller_pod_name("job")], CPU_NODE)
+    kubelet.place(half_placed.controller_pod(), CPU_NODE)
+    kubelet.run(half_placed.controller_pod(), ready=False)
     kubelet.unschedulable(first[POLICY_POD], "0/2 nodes are available: 2 Insufficient cpu.")
     with restarted_with(start_timeout_seconds=3, placement_timeout_seconds=2):
         for job, message in zip(failing, reasons.values(), strict=True):
