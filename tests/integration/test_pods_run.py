@@ -31,8 +31,8 @@ from rljob_testing.runs import rljob_run, write_manifest
 from rljob_trainer.step_report import api_server
 from rljob_trainer.step_report.api_server import ApiServer, NoAnswer
 from rljob_trainer.step_report.client import StepReportClient
+from tests.integration.compared_runs import MORE_STEPS_THAN_NEEDED
 from tests.integration.pod_processes import Attempt, PodProcess, Pods
-from tests.integration.stopped_runs import MORE_STEPS_THAN_NEEDED
 
 API_PORT = 21900
 LAST_STEPS = 20
