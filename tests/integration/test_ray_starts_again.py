@@ -1,4 +1,4 @@
-"""A real Ray whose raylet dies while it starts."""
+"""What a run does with Ray when its raylet dies while it starts, and with code that was compiled before."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def test_ray_is_started_again_and_nothing_of_the_first_start_is_left(let_agents_
             ray.shutdown()
 
 
+@pytest.mark.long
+@pytest.mark.long
 def test_the_ray_of_a_pod_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, let_agents_start: Callable[[], None]
 ) -> None:
