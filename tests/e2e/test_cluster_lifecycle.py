@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,7 +27,42 @@ from rljob_cluster.status import Component, components
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.operator.eventually import EFFECT_SECONDS, eventually
 from rljob_testing.patience import Deadline
-from tests.e2e.pods import is_unschedulable, phase, shell_pod
+
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "runAsGroup": 10001,
+    "fsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def shell_pod(name: str, image: str, script: str) -> dict[str, Any]:
+    """A pod whose one container, `shell`, runs the script."""
+    container: dict[str, Any] = {
+        "name": "shell",
+        "image": image,
+        "args": [script],
+        "securityContext": RESTRICTED_CONTAINER,
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": RESTRICTED_POD,
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+
+
+def phase(pod: dict[str, Any]) -> str:
+    return str(pod["status"].get("phase", ""))
+
+
+def is_unschedulable(pod: dict[str, Any]) -> bool:
+    """The scheduler has found no node for the pod."""
+    return any(condition.get("reason") == "Unschedulable" for condition in pod["status"].get("conditions") or ())
+
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))

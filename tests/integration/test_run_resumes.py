@@ -21,7 +21,7 @@ from tests.integration.compared_runs import (
     completed_run,
     stop_after,
 )
-from tests.integration.held_programs import path_that_holds
+from tests.integration.test_ray_starts_again import path_that_holds
 
 JOB: dict[str, dict[str, Any]] = {
     "algorithm": {"promptsPerStep": 4, "groupSize": 4},

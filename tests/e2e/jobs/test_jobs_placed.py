@@ -9,7 +9,6 @@ from rljob_testing.cluster.job_status import Object, condition, digits, finished
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
-from tests.e2e.pods import phase
 from tests.e2e.test_built_images import OPERATOR
 
 
@@ -34,7 +33,7 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
     expect_message("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
     expect_message("image", "Running", "localhost/nobody/nothing:1")
     expect_message("secret", "Running", 'secret "nowhere" not found')
-    jobs.wait("pod", "secret-controller", lambda pod: phase(pod) == "Running")
+    jobs.wait("pod", "secret-controller", lambda pod: pod["status"].get("phase") == "Running")
 
     operator.install("jobs.startTimeoutSeconds=1")
     try:
