@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import weakref
 from dataclasses import replace
 from itertools import chain
@@ -213,31 +212,6 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
     return {**counts, "micro_batches_of_second_update": len(second)}
 
 
-def test_token_logprobs_are_those_of_the_whole_logits_whatever_the_ranks(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", temperature=1.3)
-    batch = scored_batch(1)
-    with policy_processes(2, config) as policy:
-        found = policy.call("token_logprobs", batch)
-
-    plain = PlainTraining(config)
-    for rank in found:
-        assert [len(values) for values in rank] == [len(ids) for ids in batch.response_ids]
-        for i, values in enumerate(rank):
-            if len(values):
-                expected = plain.distribution(plain.model, batch, i)[0].detach().numpy()
-                np.testing.assert_allclose(values, expected, atol=1e-5)
-
-
-def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
-    model_dir, digests = tiny_model(tmp_path / "model"), []
-    for enabled in (False, True):
-        memory = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7, activation_checkpointing=enabled)
-        with policy_processes(1, policy_config(model_dir, tmp_path / "run", memory=memory)) as policy:
-            policy.call("update", scored_batch(1))
-            digests += policy.call("weights_digest")
-    assert digests[0] == digests[1]
-
-
 def test_nothing_of_a_micro_batch_outlives_the_update(tmp_path: Path) -> None:
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
     with policy_processes(1, config) as policy:
@@ -324,18 +298,6 @@ def test_a_trained_model_with_nan_is_not_written(tmp_path: Path, ranks: int) -> 
 
 def _break_a_weight(policy: PolicyRank) -> None:
     local(policy._model.causal_lm.model.norm.weight)[-1] = np.nan
-
-
-def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
-    with policy_processes(1, config) as policy:
-        [result] = policy.call("update", scored_batch(5))
-    lines = [json.loads(line) for line in (tmp_path / "run/memory/policy-0.jsonl").read_text().splitlines()]
-    update = [line for line in lines if line["phase"] == "update"]
-    assert [line["micro_batch"] for line in update] == [*range(int(result.metrics["micro_batches"])), None]
-    assert {line["step"] for line in update} == {5}
-    assert all(line["rss_bytes"] > 10_000_000 for line in update)
-    assert result.memory.rss_bytes == update[-1]["rss_bytes"]
 
 
 def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
