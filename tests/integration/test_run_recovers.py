@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.runs import Run, rljob_run, write_manifest
+from rljob_testing.runs import COLD, Run, rljob_run, write_manifest
 from tests.integration.compared_runs import (
     LARGE_MODEL,
     ROOMY_PLAN,
     assert_same_end,
+    assert_same_ledger,
     assert_same_weights,
     completed_run,
     disaggregated_manifest,
@@ -137,3 +138,25 @@ def test_faults_are_refused_unless_the_job_allows_them(tmp_path: Path) -> None:
     assert run.exit_code == ExitCode.INVALID_MANIFEST
     assert "faultInjection: {enabled: true}" in run.printed
     assert not run.output.exists()
+
+
+# --- processes that start as forks, with their imports done ---
+
+
+def test_a_warm_run_that_loses_its_engine_has_the_bits_of_a_cold_one(tmp_path: Path) -> None:
+    manifest = write_manifest(
+        tmp_path / "job.yaml",
+        algorithm={"steps": 3, "promptsPerStep": 4, "groupSize": 4},
+        faultInjection={"enabled": True},
+    )
+    cold = rljob_run(manifest, tmp_path / "cold", **COLD)
+    warm = completed_run(manifest, tmp_path / "warm", "--fault=WorkerLost@rollout:2")
+    logs = [
+        (run.output / "logs" / f"{role}-0.log").read_text() for run in (cold, warm) for role in ("policy", "rollout")
+    ]
+    assert [log.count("with its imports done") for log in logs] == [0, 0, 2, 2], "both attempts were warm"
+    assert "rollout-0 died" in warm.printed
+    for attempt in warm.attempts:
+        assert f"process {attempt['processes']['rollout-0']} with its imports done" in logs[-1]
+    assert_same_ledger(warm, cold)
+    assert_same_weights(warm, cold)
