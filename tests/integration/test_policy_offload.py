@@ -134,35 +134,25 @@ def test_a_checkpoint_is_written_from_host_memory(
 
 
 @pytest.mark.parametrize(("form", "ranks"), [("float32", 2), ("bfloat16", 1)])
-def test_a_checkpoint_is_complete_before_the_weights_return(tmp_path: Path, form: str, ranks: int) -> None:
+def test_a_checkpoint_is_written_before_weights_return_or_leave(tmp_path: Path, form: str, ranks: int) -> None:
+    """Weights leave during a checkpoint after a recovery: it begins before the sync, and reads the device's weights."""
     config = replace(config_of(tmp_path, form), checkpoint_copy=False)
     with policy_processes(ranks, config) as policy:
         policy.call("update", scored_batch(1))
         expected = policy.call("weights_digest")
         offloaded(policy)
-        policy.call("start_checkpoint", tmp_path / "checkpoint")
-        complete_checkpoint(policy, tmp_path / "checkpoint")
+        policy.call("start_checkpoint", tmp_path / "away")
+        complete_checkpoint(policy, tmp_path / "away")
         assert not any(policy.run(bytes_on_device))
         policy.call("update", scored_batch(2))
-        assert policy.call("weights_digest") != expected
-        policy.call("load_checkpoint", tmp_path / "checkpoint")
-        assert policy.call("weights_digest") == expected
-
-
-def test_weights_stay_until_a_checkpoint_is_written_from_them(tmp_path: Path) -> None:
-    """As after a recovery: the checkpoint begins before the sync, and reads the device's weights as it is written."""
-    config = config_of(tmp_path, "bfloat16")
-    config = replace(config, checkpoint_copy=False)
-    with policy_processes(1, config) as policy:
-        policy.call("update", scored_batch(1))
-        policy.call("start_checkpoint", tmp_path / "checkpoint")
+        after = policy.call("weights_digest")
+        policy.call("start_checkpoint", tmp_path / "on-device")
         offloaded(policy)
-        assert policy.run(written) == [True]
-        complete_checkpoint(policy, tmp_path / "checkpoint")
-        expected = policy.call("weights_digest")
-    with policy_processes(1, config) as policy:
-        policy.call("load_checkpoint", tmp_path / "checkpoint")
-        assert policy.call("weights_digest") == expected
+        assert policy.run(written) == [True] * ranks
+        complete_checkpoint(policy, tmp_path / "on-device")
+        for name, digest in (("away", expected), ("on-device", after)):
+            policy.call("load_checkpoint", tmp_path / name)
+            assert policy.call("weights_digest") == digest
 
 
 def written(policy: PolicyRank) -> bool:

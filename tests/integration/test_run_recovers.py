@@ -151,12 +151,11 @@ def test_a_warm_run_that_loses_its_engine_has_the_bits_of_a_cold_one(tmp_path: P
     )
     cold = rljob_run(manifest, tmp_path / "cold", **COLD)
     warm = completed_run(manifest, tmp_path / "warm", "--fault=WorkerLost@rollout:2")
-    logs = [
-        (run.output / "logs" / f"{role}-0.log").read_text() for run in (cold, warm) for role in ("policy", "rollout")
-    ]
-    assert [log.count("with its imports done") for log in logs] == [0, 0, 2, 2], "both attempts were warm"
+    logs = [run.output / "logs" / f"{role}-0.log" for run in (cold, warm) for role in ("policy", "rollout")]
+    texts = [log.read_text() for log in logs]
+    assert [text.count("with its imports done") for text in texts] == [0, 0, 2, 2], "both attempts were warm"
     assert "rollout-0 died" in warm.printed
     for attempt in warm.attempts:
-        assert f"process {attempt['processes']['rollout-0']} with its imports done" in logs[-1]
+        assert f"process {attempt['processes']['rollout-0']} with its imports done" in texts[-1]
     assert_same_ledger(warm, cold)
     assert_same_weights(warm, cold)
