@@ -12,7 +12,7 @@ import yaml
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import Object, condition, finished, holds, status, wait_for_event
+from rljob_testing.cluster.job_status import Object, finished, holds, status, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
@@ -49,16 +49,6 @@ def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: Kubectl
     reasons = wait_for_event(jobs, "trl", "JobCompleted")
     assert [reason for reason in reasons if reason in ("OutOfMemory", "PlanChanged")] == ["OutOfMemory", "PlanChanged"]
     assert _steps_of_the_second_attempt(jobs) == [5, 6, 7, 8]
-
-
-def test_what_the_probe_tells_of_a_trainer_reaches_the_status(jobs: Kubectl, trl: Object) -> None:
-    command = ["python", "-c", "raise MemoryError('Unable to allocate 4.00 GiB for an array')"]
-    trainer = {**trl["spec"]["trainer"], "command": command}
-    spec = {**trl["spec"], "trainer": trainer, "recovery": {"maxAdjustments": 0, "maxRestarts": 0}}
-    jobs.apply({**trl, "metadata": {"name": "told"}, "spec": spec})
-    ended = jobs.wait("rljob", "told", finished, PATIENCE_SECONDS)
-    assert status(ended)["attempts"][0]["diagnosis"]["class"] == "HostMemory"
-    assert "4.00 GiB more did not fit" in condition(ended, "Failed")["message"]
 
 
 def container_with(memory: str) -> Object:
