@@ -199,23 +199,3 @@ def test_auto_tokenizer_and_the_torch_free_one_agree(tmp_path: Path) -> None:
     directory = resolve_model("random://qwen3", tmp_path)
     text = "3 + 4 = 7, x"
     assert AutoTokenizer.from_pretrained(directory)(text).input_ids == load_tokenizer(directory)(text).input_ids
-
-
-def test_experts_that_transformers_fuses_are_refused(tmp_path: Path) -> None:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    config = Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match=r"to keep names and shapes .* in qwen3_moe"):
-        read_policy_model(tmp_path, temperature=1.0, chunk_tokens=64)

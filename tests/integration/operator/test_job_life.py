@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
-
-import pytest
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
@@ -29,7 +26,6 @@ WRITTEN_ONCE = (
     *("create serviceaccounts", "create roles", "create rolebindings"),
 )
 CHILDREN = ("pods", "services", "configmaps", "secrets", "networkpolicies", "stepreports")
-SIDECAR = "istio-proxy"
 
 
 def wait_for_attempt(job: WatchedJob, number: int) -> None:
@@ -157,40 +153,6 @@ def test_a_failed_job_disturbs_no_other_and_resumes_after_an_edit(
     for type_ in ("Ready", "Stalled=False", "Failed=False"):
         kubectl("wait", "rljob/job", f"--for=condition={type_}", "--timeout=240s")
     job.complete(attempt=2)
-
-
-def test_an_overdue_step_is_waited_for_until_the_job_runs_too_long(job: WatchedJob) -> None:
-    job.create().run()
-    job.report(3, updateTime=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
-    overdue = job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEP_OVERDUE)
-    assert overdue["message"].startswith("step 4 (rollout) is overdue: the trainer has reported nothing since ")
-    job.report(4, updateTime=datetime.now(UTC).isoformat())
-    job.wait_for(ConditionType.RUNNING, reason=ConditionReason.STEPS_COMMITTED)
-    assert len(job.attempts) == 1
-    started = datetime.fromisoformat(job.status["startTime"])
-    job.change(activeDeadlineSeconds=round((datetime.now(UTC) - started).total_seconds()) + 2)
-    assert job.wait_for(ConditionType.FAILED)["reason"] == ConditionReason.DEADLINE_EXCEEDED
-    eventually(lambda: POLICY not in job.pods, "the workers to be gone")
-
-
-def test_trainers_that_fail_beside_a_sidecar_are_restarted_in_vain(job: WatchedJob) -> None:
-    job.create(recovery={"maxRestarts": 1}).run(step=0)
-    job.kubelet.end(job.controller_pod(), 1, "Error", sidecar=SIDECAR)
-    wait_for_attempt(job, 2)
-    job.end_controller(ExitCode.ERROR, step=0)
-    assert job.wait_for(ConditionType.FAILED)["reason"] == ConditionReason.RESTARTS_EXHAUSTED
-
-
-@pytest.mark.long
-def test_a_trainer_that_completes_beside_a_sidecar_completes_the_job(job: WatchedJob) -> None:
-    """The operator deletes the pod when the sidecar has had half a minute to end."""
-    job.create(ttlSecondsAfterFinished=3600).run()
-    job.report(10)
-    job.kubelet.end(job.controller_pod(), 0, sidecar=SIDECAR)
-    job.wait_for(ConditionType.COMPLETE)
-    message = f"container {SIDECAR} of pod job-controller still runs"
-    eventually(lambda: message in job.condition(ConditionType.RUNNING)["message"], "the sidecar's name")
-    job.wait_for_pods(0)
 
 
 def test_objects_that_running_pods_need_are_created_again(job: WatchedJob, api: ApiClient, namespace: str) -> None:

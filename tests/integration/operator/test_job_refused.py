@@ -15,10 +15,9 @@ from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.simulated_kubelet import CPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.repository import ROOT
-from tests.integration.operator.conftest import NewJob, RestartedWith, restricted_pod
+from tests.integration.operator.conftest import NewJob, restricted_pod
 
 Object = dict[str, Any]
 
@@ -182,52 +181,9 @@ def test_a_foreign_pod_in_the_way_is_named_and_left_alone(job: WatchedJob, api: 
     assert api.get("pods", name, namespace)["metadata"]["uid"] == foreign["metadata"]["uid"]
 
 
-def test_pods_that_do_not_start_are_reported_and_given_up(
-    new_job: NewJob, kubelet: SimulatedKubelet, restarted_with: RestartedWith
-) -> None:
-    """Two have a container that cannot start; of one, a pod finds no place."""
-    reasons = {
-        "ErrImagePull": 'failed to pull image "localhost/no/such:image": not found',
-        "CreateContainerConfigError": 'secret "no-such-secret" not found',
-    }
-    failing, half_placed = [new_job().create() for _ in reasons], new_job().create()
-    for job, (reason, message) in zip(failing, reasons.items(), strict=True):
-        pod = job.wait_for_pods(2)[POLICY_POD]
-        kubelet.place(pod, "gpu-node")
-        kubelet.fail_container_start(pod, reason, message)
-        kubelet.place(job.controller_pod(), CPU_NODE)
-        kubelet.run(job.controller_pod(), ready=False)
-        wait_for_message(job, message)
-    first = half_placed.wait_for_pods(2)
-    kubelet.place(half_placed.controller_pod(), CPU_NODE)
-    kubelet.run(half_placed.controller_pod(), ready=False)
-    kubelet.unschedulable(first[POLICY_POD], "0/2 nodes are available: 2 Insufficient cpu.")
-    with restarted_with(start_timeout_seconds=3, placement_timeout_seconds=2):
-        for job, message in zip(failing, reasons.values(), strict=True):
-            kubelet.follow(job.namespace)
-            assert message in job.wait_for(ConditionType.FAILED)["message"]
-        released = half_placed.controller_pod
-        eventually(lambda: "deletionTimestamp" in released()["metadata"], "the placed pod to be released")
-    kubelet.follow(half_placed.namespace)
-    half_placed.wait_for(ConditionType.RUNNING)
-    uids = [{pod["metadata"]["uid"] for pod in pods.values()} for pods in (first, half_placed.pods)]
-    assert uids[0].isdisjoint(uids[1])
-    assert half_placed.status.get("restarts", 0) == 0
-
-
-def test_pods_that_cannot_be_admitted_or_placed_are_explained(new_job: NewJob, kubelet: SimulatedKubelet) -> None:
-    not_admitted = new_job().create(controller={"template": {"spec": {"hostNetwork": True}}})
-    without_claim = new_job().create()
-    message = '0/2 nodes are available: persistentvolumeclaim "checkpoints" not found.'
-    for pod in without_claim.wait_for_pods(2).values():
-        kubelet.unschedulable(pod, message)
-    too_large = new_job().create(policy={"gpusPerReplica": 16})
-    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-    kubelet.unschedulable(too_large.wait_for_pods(2)[POLICY_POD], message)
-    wait_for_message(not_admitted, "hostNetwork")
-    wait_for_message(without_claim, '"checkpoints" not found')
-    wait_for_message(too_large, "16 nvidia.com/gpu")
-    wait_for_message(too_large, "gpu-node")
+def test_a_pod_that_the_namespace_does_not_admit_is_explained(job: WatchedJob) -> None:
+    job.create(controller={"template": {"spec": {"hostNetwork": True}}})
+    wait_for_message(job, "hostNetwork")
 
 
 def test_a_status_that_is_edited_or_removed_by_hand_is_set_right(new_job: NewJob, api: ApiClient) -> None:

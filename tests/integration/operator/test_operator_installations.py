@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import OPERATOR
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
@@ -74,19 +74,6 @@ def test_a_job_of_another_operator_is_left_alone_until_it_is_handed_over(
     job.kubelet.follow(namespace)
     job.wait_for(ConditionType.RUNNING)
     assert job.object["metadata"]["annotations"][OPERATOR] == OURS
-
-
-def test_a_job_that_names_another_manager_is_left_to_it_for_good(
-    job: WatchedJob, api: ApiClient, namespace: str
-) -> None:
-    job.create(managedBy="kueue.x-k8s.io/multikueue")
-    holds_for(1.0, lambda: not job.status and not job.pods, "the job to be left alone")
-    for changed in (None, "rljob.dev/operator"):
-        refused = refusal(api.merge, "rljobs", "job", {"spec": {"managedBy": changed}}, namespace)
-        assert refused is not None
-        assert "managedBy" in refused.message
-    job.delete()
-    job.wait_gone()
 
 
 def test_held_to_namespaces_it_acts_nowhere_else_and_outlives_a_lost_one(
