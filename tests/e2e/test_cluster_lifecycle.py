@@ -18,14 +18,13 @@ from rich.console import Console
 
 from rljob_cluster import cgroups, machine
 from rljob_cluster import cluster as cluster_module
-from rljob_cluster.fake_nodes import TAINT, add
 from rljob_cluster.layout import CGROUP, ClusterLayout
 from rljob_cluster.machine_init import KUBELET_SYSCTLS
 from rljob_cluster.node_status import reports_ready
 from rljob_cluster.progress import Progress
 from rljob_cluster.status import Component, components
 from rljob_testing.cluster.kubectl import Kubectl
-from rljob_testing.operator.eventually import EFFECT_SECONDS, eventually
+from rljob_testing.operator.eventually import EFFECT_SECONDS
 from rljob_testing.patience import Deadline
 
 RESTRICTED_POD = {
@@ -59,11 +58,6 @@ def phase(pod: dict[str, Any]) -> str:
     return str(pod["status"].get("phase", ""))
 
 
-def is_unschedulable(pod: dict[str, Any]) -> bool:
-    """The scheduler has found no node for the pod."""
-    return any(condition.get("reason") == "Unschedulable" for condition in pod["status"].get("conditions") or ())
-
-
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
 
@@ -72,13 +66,6 @@ PROGRESS = Progress(Console(stderr=True))
 def left_up(cluster: ClusterLayout) -> Iterator[None]:
     yield
     cluster_module.up(cluster, PROGRESS)
-
-
-def test_a_cluster_that_is_up_stays_as_it_is(kubectl: Kubectl) -> None:
-    before = kubectl.get("namespace", "kube-system")["metadata"]["uid"]
-    again = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, check=True)
-    assert "the cluster is up" in again.stdout
-    assert kubectl.get("namespace", "kube-system")["metadata"]["uid"] == before
 
 
 def test_ending_the_cluster_leaves_only_programs_and_images(
@@ -119,28 +106,6 @@ def test_an_interrupted_start_is_made_good_by_the_next(
     assert ready_nodes(kubectl) == {"cpu-node", "gpu-node"}
 
 
-def test_a_killed_component_is_started_again(cluster: ClusterLayout) -> None:
-    wait_until(lambda: any(found.name == "kube-scheduler" for found in present()))
-    killed = running("kube-scheduler")
-    os.kill(killed.pid, signal.SIGKILL)
-    wait_until(lambda: any(found.name == killed.name and found.pid != killed.pid for found in present()))
-
-
-def test_fake_nodes_take_only_pods_that_tolerate_them(cluster: ClusterLayout, kubectl: Kubectl, busybox: str) -> None:
-    add(cluster, 3, PROGRESS)
-    wait_until(lambda: {"fake-000", "fake-001", "fake-002"} <= ready_nodes(kubectl))
-    selector = {"nodeSelector": {"type": "kwok"}}
-    refused = shell_pod("refused", busybox, "true")
-    refused["spec"] |= selector
-    tolerated = shell_pod("tolerated", busybox, "true")
-    tolerated["spec"] |= selector | {"tolerations": [{"key": TAINT, "operator": "Exists"}]}
-    kubectl.apply(refused, tolerated)
-    kubectl.wait("pod", "tolerated", lambda pod: phase(pod) in {"Running", "Succeeded"})
-    kubectl.wait("pod", "refused", is_unschedulable)
-    kubectl("delete", "pod", "refused", "tolerated")
-    kubectl("delete", "node", "-l", "type=kwok")
-
-
 # --- what there is on this machine ---
 
 
@@ -171,10 +136,6 @@ def present() -> list[Component]:
     return components(first) if first else []
 
 
-def running(name: str) -> Component:
-    return next(component for component in present() if component.name == name)
-
-
 def ready_nodes(kubectl: Kubectl) -> set[str]:
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
@@ -185,15 +146,3 @@ def wait_until(holds: Callable[[], bool], seconds: float = EFFECT_SECONDS) -> No
     while not holds():
         assert not deadline.passed, f"not so after {seconds:.0f} s"
         time.sleep(0.1)
-
-
-def test_a_deleted_claim_takes_its_folder_along(namespace: Kubectl, kubectl: Kubectl) -> None:
-    wanted = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "gone"}, "spec": wanted}
-    namespace.apply(claim)
-    bound = namespace.wait("pvc", "gone", lambda found: phase(found) == "Bound")
-    volume = bound["spec"]["volumeName"]
-    folder = kubectl.kubeconfig.parent / "volumes" / volume
-    assert folder.is_dir()
-    namespace("delete", "pvc", "gone")
-    eventually(lambda: not folder.exists(), f"{folder} is removed")

@@ -9,7 +9,7 @@ import pytest
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator import labels
-from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
+from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually, holds_for
@@ -28,7 +28,6 @@ CLAIM: Object = {
     "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
 }
 JOBS, GPUS, STORAGE = "count/rljobs.rljob.dev", "requests.nvidia.com/gpu", "requests.storage"
-POLICY_POD = worker_pod_name("job", "policy", 0)
 
 
 @pytest.fixture(autouse=True)
