@@ -371,6 +371,7 @@ def compile_with(cache: CompileCache) -> dict[str, int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch needs a C++ compiler on a CPU")
 def test_the_next_pod_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def new_pod() -> CompileCache:

@@ -16,11 +16,7 @@ from rljob_testing.operator.api_client import ApiClient, refusal
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import (
-    KILLED_EFFECT_SECONDS,
-    killed_after_each_change,
-    outcome,
-)
+from rljob_testing.operator.restarts import KILLED_EFFECT_SECONDS, killed_after_each_change, outcome
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
@@ -87,11 +83,16 @@ def live_through(job: WatchedJob, fail: Fail) -> None:
     eventually(lambda: job.attempt > first, "another attempt", KILLED_EFFECT_SECONDS, lambda: job.status)
     job.wait_for(ConditionType.RUNNING, timeout=KILLED_EFFECT_SECONDS)
     if fail is kill_worker:
-        assert job.policy_pod()["spec"]["containers"][0]["resources"]["limits"]["memory"] == "10Gi"
+        eventually(lambda: "10Gi" in memory_limits(job), "the raised limit", context=lambda: memory_limits(job))
     job.report(10, job.attempt)
     job.end_controller(0)
     job.wait_for(ConditionType.COMPLETE, timeout=KILLED_EFFECT_SECONDS)
     job.wait_for_pods(1, KILLED_EFFECT_SECONDS)
+
+
+def memory_limits(job: WatchedJob) -> list[str]:
+    resources = [pod["spec"]["containers"][0].get("resources", {}) for pod in job.pods.values()]
+    return [str(each.get("limits", {}).get("memory")) for each in resources]
 
 
 def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
