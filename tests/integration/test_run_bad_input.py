@@ -123,7 +123,7 @@ def test_changed_data_are_refused_after_a_step(harder: Path) -> None:
 def test_a_reward_that_fails_ends_a_job_that_accepted_changed_data(failed: Run) -> None:
     assert "Resuming with changed inputs: data (3 items, now 4)" in failed.printed, failed.printed
     assert failed.exit_code == ExitCode.BAD_INPUT, failed.printed
-    for words in ("raised ZeroDivisionError", "of the task jsonl", "line 6, in sometimes", "task.onRewardError: Zero"):
+    for words in ("raised ZeroDivisionError", "of the task jsonl", "line 4, in sometimes", "task.onRewardError: Zero"):
         assert words in failed.printed, failed.printed
 
 
