@@ -134,9 +134,7 @@ def test_durations_of_other_runs_of_a_commit_are_kept(suite: Path) -> None:
 
 def test_the_longest_groups_start_first_and_unknown_ones_before() -> None:
     operator, digits = "tests/integration/operator/test_job_", "tests/integration/test_run_digits.py"
-    seconds = seconds_by_scope(
-        {f"{operator}a.py::x": 2.0, f"{operator}b.py::x[1::2]": 2.0, f"{digits}::x": 3.0}
-    )
+    seconds = seconds_by_scope({f"{operator}a.py::x": 2.0, f"{operator}b.py::x[1::2]": 2.0, f"{digits}::x": 3.0})
     assert seconds == {operator: 4.0, digits: 3.0}
     scopes = ["tests/unit/test_new.py", digits, operator, LONGEST_FIRST[0]]
     assert sorted(scopes, key=lambda scope: order_of(scope, seconds)) == [scopes[3], scopes[0], operator, digits]
