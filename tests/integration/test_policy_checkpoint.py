@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoModelForCausalLM
 
-from rljob_trainer.errors import BadInput
+from rljob_client.errors import BadInput
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, describe, digest_of
 from rljob_trainer.policy import checkpoint, checkpoint_files, checkpoint_planners
 from rljob_trainer.policy.config import LoraConfig

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rljob_client.errors import BadInput
 from rljob_memory.planning.host_memory import READING_BYTES
 from rljob_testing.supported_models import KINDS
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.errors import BadInput
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import weight_loading

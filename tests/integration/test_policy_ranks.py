@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_client.errors import BadInput
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss import LossMetrics
 from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.errors import BadInput
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank

@@ -14,9 +14,10 @@ import psutil
 import pytest
 import ray
 
+from rljob_client.errors import RunError
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import Deadline
-from rljob_trainer.errors import PhaseDeadlineExceeded, TrainerError, WorkerLost
+from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
 from rljob_trainer.roles import ray_driver
@@ -89,7 +90,7 @@ def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(
 
 def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, Any]) -> None:
     calls = update(ranks, "wait_for_peers", 600.0)
-    with pytest.raises(TrainerError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
+    with pytest.raises(RunError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
         wait_for(calls, "updating")
     assert failed.value.actor == "policy-0"
     assert not ray.wait([calls["policy-1"]], timeout=0)[0], "the peer is still at it"
