@@ -1,19 +1,22 @@
-"""Jobs that another controller, or another installation of the operator, reconciles."""
+"""Several installations of the operator in one cluster, other managers of jobs, and an operator of a few namespaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rljob_api.conditions import ConditionType
+from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import OPERATOR
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE
+from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.installation import install
+from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
+from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, kept_running
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from tests.integration.operator.conftest import SETTINGS
@@ -73,14 +76,47 @@ def test_a_job_of_another_operator_is_left_alone_until_it_is_handed_over(
     assert job.object["metadata"]["annotations"][OPERATOR] == OURS
 
 
-def test_a_job_that_names_another_manager_is_left_to_it_for_good(
-    job: WatchedJob, api: ApiClient, namespace: str
+def test_held_to_namespaces_it_acts_nowhere_else_and_outlives_a_lost_one(
+    control_plane: ControlPlane,
+    api: ApiClient,
+    kubelet: SimulatedKubelet,
+    shared_operator: OperatorProcess,
+    new_namespace: Callable[[], str],
+    ports: Iterator[int],
+    tmp_path: Path,
 ) -> None:
-    job.create(managedBy="kueue.x-k8s.io/multikueue")
-    holds_for(1.0, lambda: not job.status and not job.pods, "the job to be left alone")
-    for changed in (None, "rljob.dev/operator"):
-        refused = refusal(api.merge, "rljobs", "job", {"spec": {"managedBy": changed}}, namespace)
-        assert refused is not None
-        assert "managedBy" in refused.message
-    job.delete()
-    job.wait_gone()
+    if not shared_operator.crashed:
+        shared_operator.stop()
+    own, lost, elsewhere = (new_namespace() for _ in range(3))
+    proxy = FaultProxy(control_plane.url, control_plane.ca, next(ports))
+    proxy.start()
+    token = install(api, control_plane.kubectl.with_name("helm"), "two-namespaces", [own, lost])
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", proxy.url, token)
+    settings = SETTINGS | {"namespaces": f"{own} {lost}", "lease_namespace": "two-namespaces"}
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", next(ports), next(ports), settings)
+    operator.start()
+    with kept_running(operator, api, "two-namespaces"):
+        try:
+            of_others = WatchedJob(api, kubelet, elsewhere).create()
+            of_lost = WatchedJob(api, kubelet, lost).create()
+            of_lost.wait_for_pods(2)
+            assert "finalizers" not in of_lost.object["metadata"]
+            job = WatchedJob(api, kubelet, own).create()
+            job.run()
+            job.complete()
+            job.delete()
+            job.wait_gone()
+            assert [str(request) for request in proxy.requests if request.status == 403] == []
+            api.delete("namespaces", lost)
+            eventually(lambda: api.find("namespaces", lost) is None, "the namespace to be gone")
+            operator.stop()
+            operator.start()
+            assert operator.probe("healthz") == 200
+            job.create().run()
+            job.complete()
+            assert "namespace unattended" in operator.log.read_text()
+            assert not of_others.status
+            assert not of_others.pods
+        finally:
+            operator.stop()
+            proxy.stop()

@@ -1,24 +1,79 @@
-"""Kueue and Volcano, with the CRDs that their projects publish: what they find of a job."""
+"""Where the pods of a job run: nodes with GPUs, and Kueue and Volcano, with the CRDs that their projects publish."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import yaml
 
-from rljob_api.conditions import ConditionType
+from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.labels import NODE_HAS_GPUS
 from rljob_operator.names import pod_group_name
 from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
+from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import KUEUE, VOLCANO, ModuleUnavailable, module_files
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.restarts import restart
-from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
+from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from tests.integration.operator.conftest import RestartedWith, run_kubectl
+from tests.integration.operator.conftest import NewJob, RestartedWith, run_kubectl
+
+
+def label(api: ApiClient, node: str) -> str | None:
+    labels: dict[str, str] = api.get("nodes", node)["metadata"].get("labels", {})
+    return labels.get(NODE_HAS_GPUS)
+
+
+@contextmanager
+def gpus_everywhere(api: ApiClient, kubelet: SimulatedKubelet) -> Iterator[None]:
+    """Within, no node is without GPUs. The operator knows when that begins, and when it is over."""
+    kubelet.set_gpus(CPU_NODE, 2)
+    try:
+        eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
+        yield
+    finally:
+        kubelet.set_gpus(CPU_NODE, 0)
+    eventually(lambda: label(api, CPU_NODE) is None, "no label on a node that has lost its GPUs")
+
+
+def test_the_label_follows_gpus_and_heartbeats_cost_no_write(
+    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy
+) -> None:
+    eventually(lambda: label(api, GPU_NODE) == "true", "the label on the node with GPUs")
+    assert label(api, CPU_NODE) is None
+    with gpus_everywhere(api, kubelet):
+        assert label(api, GPU_NODE) == "true"
+    proxy.wait_until_quiet()
+    before = len(proxy.writes(namespace=""))
+    for second in range(3):
+        kubelet.set_gpus(GPU_NODE, 8)
+        condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": f"2026-01-01T00:00:0{second}Z"}
+        api.patch_status("nodes", GPU_NODE, {"conditions": [condition]})
+    holds_for(1.0, lambda: len(proxy.writes(namespace="")) == before, "no write of the operator")
+
+
+def test_with_only_gpu_nodes_the_controller_runs_there_unless_it_must_not(
+    job: WatchedJob, new_job: NewJob, api: ApiClient, kubelet: SimulatedKubelet
+) -> None:
+    waiting = new_job()
+    with gpus_everywhere(api, kubelet):
+        job.create().run()
+        scheduled = job.wait_for(ConditionType.SCHEDULED)
+        assert scheduled["reason"] == ConditionReason.CONTROLLER_ON_GPU_NODE
+        environment = {e["name"]: e.get("value", "") for e in job.controller_pod()["spec"]["containers"][0]["env"]}
+        assert (environment["CUDA_VISIBLE_DEVICES"], environment["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
+        waiting.create(controller={"requireGpuFreeNode": True})
+        waiting.wait_for(ConditionType.SCHEDULED, "False", ConditionReason.NO_GPU_FREE_NODE)
+        holds_for(0.5, lambda: not waiting.pods, "no pods yet")
+    waiting.run()
+
+
+# --- queues and gangs ---
 
 Install = Callable[[tuple[str, str]], None]
 
@@ -69,8 +124,8 @@ def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
     job.complete()
 
 
-def test_a_job_gets_a_pod_group_where_volcano_is(
-    job: WatchedJob, api: ApiClient, namespace: str, installed: Install
+def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
+    job: WatchedJob, new_job: NewJob, api: ApiClient, namespace: str, installed: Install
 ) -> None:
     installed(VOLCANO)
     job.create(policy={"replicas": 2})
@@ -83,17 +138,10 @@ def test_a_job_gets_a_pod_group_where_volcano_is(
         assert pod["spec"]["schedulerName"] == "volcano"
         assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
     job.run()
-    job.complete()
-
-
-def test_a_job_that_names_its_gang_gets_no_other(
-    job: WatchedJob, api: ApiClient, namespace: str, installed: Install
-) -> None:
-    installed(VOLCANO)
-    job.create(gang="Native")
-    pods = job.wait_for_pods(2)
+    native = new_job().create(gang="Native")
+    pods = native.wait_for_pods(2)
     assert {pod["spec"]["schedulerName"] for pod in pods.values()} == {"default-scheduler"}
-    assert api.list("podgroups", namespace) == []
+    assert api.list("podgroups", native.namespace) == []
 
 
 def test_volcano_asked_for_and_not_there_is_told(
