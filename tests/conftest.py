@@ -23,18 +23,24 @@ CLUSTER = "tests/e2e/"
 """Start of the paths of tests that need the cluster or its images. All of them are long."""
 ON_NO_CLUSTER = "tests/e2e/test_built_images.py"
 POD_PROCESSES = "tests/integration/test_pods_"
-ONE_AT_A_TIME = (CLUSTER, "tests/integration/chart/", "tests/integration/operator/", POD_PROCESSES)
+API_SERVERS = (
+    "tests/integration/operator/test_operator_",
+    "tests/integration/operator/test_job_",
+    "tests/integration/chart/",
+)
+"""Groups with an API server each. Their tests wait more than they compute: together they occupy two cores."""
+ONE_AT_A_TIME = (CLUSTER, *API_SERVERS, POD_PROCESSES)
 """Starts of paths whose tests share one cluster, one API server, or the fixed ports of `pod_processes.py`."""
 LONGEST_FIRST = (
     CLUSTER,
-    "tests/integration/operator/",
+    *API_SERVERS[:2],
     "tests/integration/test_run_ranks_recover.py",
     "tests/integration/test_run_recovers.py",
     "tests/integration/test_run_resumes.py",
     POD_PROCESSES,
     "tests/integration/test_run_digits.py",
     ON_NO_CLUSTER,
-    "tests/integration/chart/",
+    API_SERVERS[2],
     "tests/integration/",
 )
 """Without durations of an earlier run; all others are short."""

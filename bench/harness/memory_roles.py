@@ -11,12 +11,12 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
+import ray
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
@@ -25,9 +25,11 @@ from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 from rljob_trainer.roles.ray_driver import start_local_ray
+from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+from rljob_trainer.rollout_batch import RolloutBatch
 
 Device = Literal["cpu", "cuda"]
 Row = dict[str, Any]
@@ -114,44 +116,38 @@ def rollout_config(workload: Workload, device: Device, *, generated_tokens: int,
     )
 
 
-def random_rollouts(workload: Workload, step: int) -> RolloutBatch:
-    """Scored rollouts of a step. Lengths of the responses are random, and the same for the same step."""
+def random_rollouts(workload: Workload, step: int, longest_sequences: int = 0) -> RolloutBatch:
+    """Scored rollouts of a step, whose lengths are random, and the same for the same step.
+
+    `longest_sequences`: as many of the longest length instead, each of which is a micro-batch.
+    """
     draw = np.random.default_rng(step)
-    completions = workload.prompts * workload.group_size
+    completions, group_size = workload.prompts * workload.group_size, workload.group_size
     lengths = draw.integers(workload.longest // 16, workload.longest - workload.prompt_tokens, completions)
+    if longest_sequences:
+        completions, group_size = longest_sequences, 1
+        lengths = np.full(completions, workload.longest - workload.prompt_tokens)
+    rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
+
+    def token_ids(count: int) -> Any:
+        return draw.integers(3, workload.vocabulary, count).astype(np.int32)
+
     return RolloutBatch(
         step=step,
-        group_size=workload.group_size,
-        prompt_ids=[_token_ids(draw, workload, workload.prompt_tokens) for _ in range(workload.prompts)],
-        response_ids=[_token_ids(draw, workload, length) for length in lengths],
+        group_size=group_size,
+        prompt_ids=[token_ids(workload.prompt_tokens) for _ in range(completions // group_size)],
+        response_ids=[token_ids(length) for length in lengths],
         rollout_logprobs=[np.full(length, -np.log(workload.vocabulary), np.float32) for length in lengths],
         finished=np.ones(completions, np.bool_),
-    ).scored(*_normal_scores(draw, completions))
+    ).scored(rewards, advantages)
 
 
-def _token_ids(draw: np.random.Generator, workload: Workload, count: int) -> Any:
-    return draw.integers(3, workload.vocabulary, count).astype(np.int32)
+class MeasuredPolicy(ColocatedPolicyActor):
+    """A policy rank whose micro-batches can change size while its allocator keeps its cache."""
 
-
-def same_length_rollouts(workload: Workload, step: int, sequences: int) -> RolloutBatch:
-    """Rollouts of the longest length, so that each is a micro-batch and all are alike."""
-    draw = np.random.default_rng(step)
-    response_tokens = workload.longest - workload.prompt_tokens
-    tokens = draw.integers(3, workload.vocabulary, (sequences, workload.longest)).astype(np.int32)
-    return RolloutBatch(
-        step=step,
-        group_size=1,
-        prompt_ids=list(tokens[:, : workload.prompt_tokens]),
-        response_ids=list(tokens[:, workload.prompt_tokens :]),
-        rollout_logprobs=list(np.full((sequences, response_tokens), -np.log(workload.vocabulary), np.float32)),
-        finished=np.ones(sequences, np.bool_),
-    ).scored(*_normal_scores(draw, sequences))
-
-
-def _normal_scores(draw: np.random.Generator, completions: int) -> tuple[FloatArray, FloatArray]:
-    """Rewards and advantages, [completions] each."""
-    rewards, advantages = draw.normal(size=(2, completions)).astype(np.float32)
-    return rewards, advantages
+    def use_budget(self, micro_batch_tokens: int) -> None:
+        memory = self.config.memory.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+        self.config = self._loaded.update.config = replace(self.config, memory=memory)
 
 
 class Roles:
@@ -178,9 +174,6 @@ class Roles:
         self._version = 0
 
     def __enter__(self) -> Self:
-        from bench.harness.measured_policy import MeasuredPolicy
-        from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
-
         gpu = self._device == "cuda"
         start_local_ray(
             cpus=4, gpus=int(gpu), object_store_bytes=object_store_bytes(512 * MIB, "cuda" if gpu else "cpu")
@@ -197,11 +190,7 @@ class Roles:
         self.sync()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        import ray
-
+    def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._directory.cleanup()
 
@@ -273,13 +262,9 @@ def arm(rows: list[Row], name: str) -> Iterator[Row]:
 
 
 def _actor(role: type, gpu: bool, environment: dict[str, str]) -> Any:
-    import ray
-
     resources = {"num_cpus": 1, "num_gpus": 0.5} if gpu else {"num_cpus": 1}
     return ray.remote(role).options(**resources, runtime_env={"env_vars": environment})
 
 
 def _result(reference: Any) -> Any:
-    import ray
-
     return ray.get(reference, timeout=CALL_SECONDS)

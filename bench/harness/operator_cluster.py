@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import tempfile
-import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_cluster.control_plane import ControlPlane
-from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.installation import install
+from rljob_testing.operator import manifests
+from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.installation import install, module_files
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.repository import ROOT
 
 NAMESPACE = "bench"
 OPERATOR_NAMESPACE = "rljob-system"
-_SAMPLE_SECONDS = 0.5
+CLIENTS = 8
+KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
+_LOOK_SECONDS = 5.0
+"""Each poll lists all objects; it is rare so that it does not affect the measurement."""
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 _QUESTIONS = ("leases", "tokenreviews", "subjectaccessreviews")
 
@@ -47,12 +52,10 @@ def kubectl(plane: ControlPlane, *arguments: str) -> None:
     subprocess.run([plane.kubectl, "--kubeconfig", plane.kubeconfig, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def installed_operator(plane: ControlPlane, base_port: int, url: str | None = None) -> OperatorProcess:
-    """An operator with the permissions of the chart and the settings of an installation, not started. `url`: address of
-    a proxy to use."""
+def installed_operator(plane: ControlPlane, base_port: int) -> OperatorProcess:
+    """An operator with the permissions of the chart and the settings of an installation, not started."""
     token = install(ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
-    ca = None if url else plane.ca
-    kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", url or plane.url, token, ca)
+    kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", plane.url, token, plane.ca)
     settings = {
         "trainer_image": "localhost/rljob/trainer",
         "trainer_torch_version": "2.13.0",
@@ -64,18 +67,23 @@ def installed_operator(plane: ControlPlane, base_port: int, url: str | None = No
     return OperatorProcess(kubeconfig, plane.directory / "operator.log", base_port, base_port + 1, settings)
 
 
-def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, str]]:
-    """Requests sent by the operator, by verb and resource, from its metrics."""
-    text = httpx.get(f"http://127.0.0.1:{operator.metrics_port}/metrics").raise_for_status().text
-    requests: Counter[tuple[str, str]] = Counter()
+def counted(port: int, metric: str, *labels: str) -> Counter[tuple[str, ...]]:
+    """The values of a counter by these labels, from the metrics at `port`."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text
+    found: Counter[tuple[str, ...]] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "rljob_operator_api_requests_total":
-                requests[sample.labels["verb"], sample.labels["resource"]] += int(sample.value)
-    return requests
+            if sample.name == metric:
+                found[tuple(sample.labels[label] for label in labels)] += int(sample.value)
+    return found
 
 
-def writes(requests: Counter[tuple[str, str]]) -> int:
+def operator_requests(operator: OperatorProcess) -> Counter[tuple[str, ...]]:
+    """Requests sent by the operator, by verb and resource."""
+    return counted(operator.metrics_port, "rljob_operator_api_requests_total", "verb", "resource")
+
+
+def writes(requests: Counter[tuple[str, ...]]) -> int:
     """Requests that change objects of jobs: no reads, Leases or access reviews."""
     reads = ("get", "list", "watch")
     return sum(
@@ -83,31 +91,86 @@ def writes(requests: Counter[tuple[str, str]]) -> int:
     )
 
 
-@dataclass
-class MemoryWatch:
-    """Peak resident memory of processes, sampled twice a second within the block."""
-
-    processes: dict[str, psutil.Process]
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    """By name of the process."""
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            for name, process in self.processes.items():
-                self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), process.memory_info().rss)
-
-
 def processes(operator: OperatorProcess) -> dict[str, psutil.Process]:
     """The operator and the programs of the cluster, by name."""
     started = {Path(process.cmdline()[0]).name: process for process in psutil.Process().children()}
     return {"operator": operator.process, **{name: started[name] for name in _PROGRAMS if name in started}}
+
+
+def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(work, items))
+
+
+def start_all(api: ApiClient, resource: str, manifests: Iterable[Object], condition: str) -> dict[str, Any]:
+    """Create jobs at once; seconds until all are created, have their pods, and have the condition."""
+    wanted, began = list(manifests), time.time()
+    in_parallel(lambda manifest: api.create(resource, manifest, NAMESPACE), wanted)
+    submitted = time.time() - began
+    there = wait_until_all(api, len(wanted), condition, resource)
+    ready = [seconds_after(began, transition(found, condition)) for found in there]
+    pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods", NAMESPACE)]
+    return {
+        "jobs": len(wanted),
+        "submitted_seconds": submitted,
+        "last_pod_created_seconds": max(pods),
+        "median_running_seconds": statistics.median(ready),
+        "all_running_seconds": max(ready),
+    }
+
+
+def wait_until_all(api: ApiClient, count: int, condition: str, resource: str = "rljobs") -> list[Object]:
+    """The objects, once the condition is true for `count` of them. Raises TimeoutError after an hour."""
+    give_up_at = time.monotonic() + 3600.0
+    while True:
+        there = [found for found in api.list(resource, NAMESPACE) if transition(found, condition)]
+        print(f"{condition}: {len(there)}/{count}", flush=True)
+        if len(there) == count:
+            return there
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"expected {count} {resource} with {condition} after an hour, found {len(there)}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def transition(obj: Object, condition: str) -> str:
+    """Time at which the condition became true; empty if it is not."""
+    conditions = obj.get("status", {}).get("conditions", [])
+    return next((c["lastTransitionTime"] for c in conditions if c["type"] == condition and c["status"] == "True"), "")
+
+
+def seconds_after(began: float, timestamp: str) -> float:
+    """Kubernetes stores whole seconds, so the result may be up to one second too small."""
+    return datetime.fromisoformat(timestamp).timestamp() - began
+
+
+@contextmanager
+def kwok(plane: ControlPlane) -> Iterator[None]:
+    """KWOK simulates the kubelets of all nodes, with the stages of its own module."""
+    stages = [
+        argument
+        for folder in ("node/fast", "pod/fast", "node/heartbeat-with-lease")
+        for file in module_files(KWOK_MODULE, f"kustomize/stage/{folder}/*.yaml")
+        if file.name != "kustomization.yaml"
+        for argument in ("--config", str(file))
+    ]
+    program = plane.kubectl.with_name("kwok")
+    command = [str(program), "--kubeconfig", str(plane.kubeconfig), "--manage-all-nodes", *stages]
+    with (plane.directory / "kwok.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def make_nodes(api: ApiClient, count: int) -> None:
+    """Create nodes `node-0`, …; returns when all are ready."""
+    in_parallel(lambda number: api.create("nodes", manifests.node(f"node-{number}", {"type": "kwok"})), range(count))
+    while not all(is_ready(node) for node in api.list("nodes")):
+        time.sleep(_LOOK_SECONDS)
+
+
+def is_ready(node: Object) -> bool:
+    conditions = node.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import sys
@@ -10,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rljob_testing.device import device
+from rljob_testing.machine import device
 from rljob_testing.repository import ROOT
+from rljob_trainer.hardware import visible_gpus
 
 RESULTS = ROOT / "bench" / "results"
 LINE_CHARACTERS = 118
@@ -45,6 +47,12 @@ def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = R
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_json(result) + "\n")
     return path
+
+
+def record_row(name: str, row: dict[str, Any], key: str, note: str, directory: Path = RESULTS, gpus: int = 1) -> Path:
+    """Add the row to the result, in the place of one with the same value of `key`."""
+    rows = [other for other in recorded(name, directory, gpus) if other[key] != row[key]]
+    return record(name, [*rows, row], note, directory, gpus)
 
 
 def _json(value: Any, indent: str = "") -> str:
@@ -83,3 +91,21 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def require_gpus(count: int) -> None:
+    """Exit with a message unless this process sees at least `count` GPUs."""
+    found = [gpu.name for gpu in visible_gpus()]
+    if len(found) < count:
+        sys.exit(
+            f"expected {count} NVIDIA {'GPU' if count == 1 else 'GPUs'}, found {', '.join(found) or 'none'}; "
+            "run this program on such a machine, or check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+        )
+
+
+def require_package(name: str, *, without: str = "") -> None:
+    """Exit with a message unless the package can be imported. `without`: one that breaks it, and must be absent."""
+    if importlib.util.find_spec(name) is None:
+        sys.exit(f"expected the package {name}, found none; install it, or add its directory to PYTHONPATH")
+    if without and importlib.util.find_spec(without) is not None:
+        sys.exit(f"expected an environment without {without}, which breaks {name}; remove it from PYTHONPATH")

@@ -19,16 +19,20 @@ from typing import Any
 
 import yaml
 
-from bench.harness.device_memory import DevicePeak
-from bench.harness.gpu_use import GpuUse, idle_of_each_gpu
-from bench.harness.model_place import MEMORY, written_model
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
-from bench.harness.small_card import pinned_to_a_card
+from bench.harness.record import RESULTS, record_row, require_gpus
+from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
+from rljob_api.job import RLJobSpec
+from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.planning.job_workload import workload_of
 from rljob_testing.ballast import ballast
+from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.models.checkpoint import model_dimensions
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.runtime.role_settings import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
-METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "grad_norm", "micro_batches")
+METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
 
 Row = dict[str, Any]
 
@@ -54,8 +58,6 @@ class Arms:
     """Memory of the GPU, from the arm: another process holds the rest. None: all."""
     variables: Callable[[str], Mapping[str, str]] = lambda _arm: {}
     """Environment variables, from the arm."""
-    figures: Callable[[str, Row], Row] = lambda _arm, _row: {}
-    """Further figures, from arm and row."""
     others: Mapping[str, Callable[[int], Row]] = field(default_factory=dict)
     """Arms that are no RLJobs: each runs a number of steps and returns its row."""
     smoke_names: Sequence[str] = ()
@@ -76,49 +78,45 @@ class Arms:
         given = parser.parse_args()
         if not given.smoke:
             require_gpus(self.gpus)
-        try:
-            for arm in given.arms or (given.smoke and self.smoke_names) or names:
-                row = self._row(arm, given.steps, given.smoke, given.output / arm)
-                print(json.dumps(row, indent=2), flush=True)
-                if given.smoke:
-                    assert row["exit_code"] == 0, f"the arm {arm} failed"
-                    self.check_smoke(row)
-                    continue
-                rows = [other for other in recorded(self.name, given.results, self.gpus) if other["arm"] != arm]
-                print(record(self.name, [*rows, row], self.note, given.results, gpus=self.gpus), flush=True)
-        finally:
-            shutil.rmtree(MEMORY, ignore_errors=True)
+        for arm in given.arms or (given.smoke and self.smoke_names) or names:
+            row = self._row(arm, given.steps, given.smoke, given.output / arm)
+            print(json.dumps(row, indent=2), flush=True)
+            if given.smoke:
+                assert row["exit_code"] == 0, f"the arm {arm} failed"
+                self.check_smoke(row)
+            else:
+                print(record_row(self.name, row, "arm", self.note, given.results, self.gpus), flush=True)
 
     def _row(self, arm: str, steps: int, smoke: bool, output: Path) -> Row:
         if arm in self.others:
             return {"arm": arm} | self.others[arm](steps)
         shutil.rmtree(output, ignore_errors=True)
-        output.parent.mkdir(parents=True, exist_ok=True)
         # A job that is measured is killed before its last step, which would write a checkpoint and the model.
         spec = self.spec(arm, steps if smoke else steps + 1, smoke)
         # Written first, so that the start-up time does not count it.
-        if spec["model"]["uri"].startswith("random://"):
-            spec["model"]["uri"] = f"file://{written_model(spec)}"
+        spec["model"]["uri"] = f"file://{resolve_model(spec['model']['uri'])}"
         card_bytes = None if smoke else self.card_bytes(arm)
         if card_bytes:
             spec["memory"] = pinned_to_a_card(spec, card_bytes)
-        path = output.parent / f"{arm}.yaml"
-        job = {
-            "apiVersion": "rljob.dev/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": f"bench-{arm.replace('.', '-')}"},
-            "spec": spec,
-        }
-        path.write_text(yaml.safe_dump(job))
-        shutil.copy(REWARDS, path.parent)
+        path = write_job(output.parent, arm, spec)
         options = self.smoke_options if smoke else ()
         command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output), *options]
         environment = os.environ | self.variables(arm)
         with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
             exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)
         row = {"arm": arm, "exit_code": exit_code, "device_peak_bytes": peak.peak_bytes}
-        row |= measured(output, self.warm_up_steps, use)
-        return row | self.figures(arm, row)
+        return row | measured(output, self.warm_up_steps, use)
+
+
+def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
+    """Write the manifest of the arm, and the reward function beside it."""
+    metadata = {"name": f"bench-{arm.replace('.', '-')}"}
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REWARDS, folder)
+    path = folder / f"{arm}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
 
 
 def run_steps(command: list[str], output: Path, steps: int, environment: Mapping[str, str], *, to_the_end: bool) -> int:
@@ -170,10 +168,12 @@ def complete_lines(file: Path) -> list[Row]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def generating_job(shape: str, steps: int, prompts: int, group_size: int, response_tokens: int) -> dict[str, Any]:
-    """The part of a spec that the arms share: random weights of `shape`, responses of exactly `response_tokens`."""
+def generating_job(size: str, steps: int, prompts: int, response_tokens: int, *, smoke: bool) -> dict[str, Any]:
+    """The part of a spec that the arms share: random weights of Qwen3's `size`, 8 responses to each prompt, of exactly
+    `response_tokens`. `smoke`: a tiny job instead."""
+    size, prompts, group_size, response_tokens = ("smoke", 4, 4, 16) if smoke else (size, prompts, 8, response_tokens)
     return {
-        "model": {"uri": f"random://qwen3?{shape}"},
+        "model": {"uri": f"random://qwen3?{SHAPES[size]}"},
         "task": {"name": "digits", "reward": "spread_rewards:spread"},
         "algorithm": {
             "steps": steps,
@@ -196,3 +196,33 @@ def memory_of(log: Path) -> dict[str, int]:
         "peak_reserved_bytes": max(each.get("peak_reserved_bytes", 0) for each in samples),
         "peak_rss_bytes": max(each.get("peak_rss_bytes", 0) for each in samples),
     }
+
+
+def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
+    """`spec.memory` of the spec `job`, with the sizes of its plan for a GPU of `card_bytes`. Resolves the model."""
+    spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
+    directory, lora = resolve_model(spec.model.uri), spec.policy.lora
+    in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
+    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)
+    hardware = Hardware("cuda", card_bytes, this_machine().host_memory_bytes, torch_version())
+    plan = first_plan(spec.memory, hardware, shape, workload_of(spec), fused=True)
+    return {
+        "kvCache": str(plan.kv_cache_bytes),
+        "microBatchTokens": plan.micro_batch_tokens,
+        "logprobChunkTokens": plan.logprob_chunk_tokens,
+        "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
+        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
+        "syncBucketSize": str(plan.sync_bucket_bytes),
+    }
+
+
+_COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
+SHAPES = {
+    "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
+    "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
+    "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
+    "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
+    "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",
+    "32b": f"hidden=5120&intermediate=25600&layers=64&heads=64&tied=false&{_COMMON}",
+}

@@ -1,15 +1,20 @@
-"""Another trainer that runs out of memory until an adapter has changed its options.
+"""TRL and verl programs that run out of memory: their cause, and an adapter's changes until they train.
 
-Probe, diagnosis, recovery engine and adapter work together as in pods, without a cluster.
+    python -m bench.programs.adapter_recovery cpu | trl [FAILURE...] | verl [FAILURE...]
 
-    python -m bench.programs.adapter_recovery --adapter TRL --data-limit-mib 2600 -- python images/trl/train.py
-    python -m bench.programs.adapter_recovery --adapter TRL --gpu --name adapter_recovery_h200 -- \\
-        python -m bench.programs.trl_steps MODEL --micro-batch 128
+`cpu`: `images/trl/train.py` under a limit of private memory (RLIMIT_DATA). With torch's build for CUDA, 2,100 MiB are
+private before the first step; TRL's tile for log-probabilities has 512 MiB until a micro-batch has fewer than 4,096
+tokens. Records `bench/results/adapter_recovery.json`.
 
-The first trains on a CPU under a limit of private memory (RLIMIT_DATA), the second on a GPU that its micro-batch does
-not fit. TRL, or verl, has to be importable, and the packages of requirements/operator.txt. With torch's build for CUDA,
-2,100 MiB are private before the first step; TRL's tile for log-probabilities has 512 MiB until a micro-batch has fewer
-than 4,096 tokens. Records `bench/results/adapter_recovery.json`, or `--name`.
+`trl`, `verl` (0.9): failures of GRPO of Qwen3-0.6B's shape on one GPU beside vLLM, responses of 512 tokens. Records
+one row for each in `trl_failures.json` or `verl_failures.json`:
+
+    update             128 responses a micro-batch, without gradient checkpointing
+    awake              the engine has 85 % of the GPU and keeps its memory during the update
+    engine-too-large   the engine asks for more than the policy has left free
+
+Each attempt runs under the probe. Its diagnosis and the recovery engine choose the next attempt's changes, and the
+adapter makes them, as in pods. Needs that trainer and the packages of requirements/operator.txt.
 """
 
 from __future__ import annotations
@@ -18,17 +23,16 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.harness.record import record
+from bench.harness.record import RESULTS, record, record_row, require_gpus, require_package
+from bench.harness.run_arms import SHAPES
 from rljob_api.job import RLJobSpec
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import read_termination_message
@@ -36,26 +40,71 @@ from rljob_memory.diagnosis import diagnosed
 from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, Restart, respond
 from rljob_testing.repository import ROOT
+from rljob_trainer.models.resolve import resolve_model
 
 SITE = ROOT / "images" / "probe" / "rljob_probe" / "site"
 MOST_ATTEMPTS = 8
+DATA_LIMIT_MIB = 2_600
+STEPS = 3
+VERL_STEP_MARK = " step:"
+"""Begins verl's line of metrics, behind Ray's prefix. The names of metrics, as in timing_s/step:1, have no space."""
+PROMPTS, GROUP, PROMPT_TOKENS, RESPONSE_TOKENS = 16, 8, 32, 512
+_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+TRL = {
+    "update": ["--micro-batch", "128"],
+    "awake": ["--micro-batch", "32", "--awake", "--engine-share", "0.85"],
+    "engine-too-large": ["--micro-batch", "16", "--engine-share", "0.985"],
+}
+VERL = {
+    "update": [
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu={PROMPTS * GROUP}",
+        f"{_MODEL}.enable_gradient_checkpointing=False",
+    ],
+    "awake": [
+        f"{_ROLLOUT}.gpu_memory_utilization=0.85",
+        f"{_ROLLOUT}.free_cache_engine=False",
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu=32",
+        f"{_MODEL}.enable_gradient_checkpointing=False",
+    ],
+    "engine-too-large": [f"{_ROLLOUT}.gpu_memory_utilization=0.985"],
+}
+REWARD = """import zlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return zlib.crc32(solution_str.encode()) / 2**32
+"""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--adapter", choices=("TRL", "Verl"), default="TRL")
-    parser.add_argument("--data-limit-mib", type=int, help="limit of each process's private memory")
-    parser.add_argument("--gpu", action="store_true", help="the program trains on a GPU")
-    parser.add_argument("--name", default="adapter_recovery", help="of the file in bench/results")
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args()
-    spec = job_spec(given.adapter, gpus=int(given.gpu))
-    with tempfile.TemporaryDirectory() as directory:
-        attempts = recovered(spec, given.command, given.data_limit_mib, Path(directory))
-    limit = f", each process limited to {given.data_limit_mib} MiB of private memory" if given.data_limit_mib else ""
-    record(given.name, attempts, f"adapter {given.adapter}, command {' '.join(given.command)}{limit}")
+def main(trainer: str, failures: list[str], results: Path, output: Path) -> None:
+    if trainer == "cpu":
+        recovered_on_cpu(results, output)
+    else:
+        recovered_on_gpu(trainer, failures, results, output)
+
+
+def recovered_on_cpu(results: Path, output: Path) -> None:
+    command, directory = [sys.executable, "images/trl/train.py"], new_directory(output / "cpu")
+    attempts = recovered(job_spec("TRL", gpus=0), command, DATA_LIMIT_MIB, directory)
+    note = f"images/trl/train.py, each process limited to {DATA_LIMIT_MIB} MiB of private memory"
+    record("adapter_recovery", attempts, note, results)
     if attempts[-1]["exit_code"] != 0:
         sys.exit("the program did not complete; the last attempt has the reason")
+
+
+def recovered_on_gpu(trainer: str, failures: list[str], results: Path, output: Path) -> None:
+    is_verl = trainer == "verl"
+    require_package("verl", without="trl") if is_verl else require_package("trl")
+    require_gpus(1)
+    name, options = f"{trainer}_failures", VERL if is_verl else TRL
+    spec = job_spec("Verl" if is_verl else "TRL", gpus=1)
+    model = resolve_model(f"random://qwen3?{SHAPES['0.6b']}")
+    for failure in failures or list(options):
+        directory = new_directory(output / f"{trainer}-{failure}")
+        command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model)
+        attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
+        row = {"failure": failure, "options": options[failure], "attempts": attempts}
+        note = f"{trainer} under the probe; each attempt has the changes that the one before it led to"
+        print(record_row(name, row, "failure", note, results), flush=True)
 
 
 def job_spec(adapter: str, gpus: int) -> RLJobSpec:
@@ -94,15 +143,10 @@ def recovered(
     return rows
 
 
-@contextmanager
-def kept_directory(logs: Path | None, name: str) -> Iterator[Path]:
-    """A directory for the files of a program: `name` in `logs`, or a temporary one."""
-    if logs is None:
-        with tempfile.TemporaryDirectory() as directory:
-            yield Path(directory)
-    else:
-        (logs / name).mkdir(parents=True, exist_ok=True)
-        yield (logs / name).absolute()
+def new_directory(path: Path) -> Path:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path.absolute()
 
 
 def attempt(
@@ -170,5 +214,68 @@ def constraints(spec: RLJobSpec, limit_mib: int | None) -> Constraints:
     )
 
 
+def trl_command(failure: str, model: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.programs.trl_steps", str(model), "--steps", str(STEPS), *TRL[failure]]
+
+
+def verl_command(failure: str, model: Path, directory: Path) -> list[str]:
+    """verl's command line. Writes its prompts and its reward function into `directory`."""
+    import pandas
+
+    (directory / "reward.py").write_text(REWARD)
+    prompts = [
+        {
+            "prompt": [{"role": "user", "content": f"{number % 10}:"}],
+            "data_source": "digits",
+            "ability": "digits",
+            "reward_model": {"style": "rule", "ground_truth": "0"},
+            "extra_info": {"index": number},
+        }
+        for number in range(PROMPTS * STEPS)
+    ]
+    pandas.DataFrame(prompts).to_parquet(directory / "prompts.parquet")
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": directory / "prompts.parquet",
+        "data.val_files": directory / "prompts.parquet",
+        "data.train_batch_size": PROMPTS,
+        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_response_length": RESPONSE_TOKENS,
+        f"{_MODEL}.path": model,
+        # The model's tokenizer has no template of its own.
+        f"{_MODEL}.custom_chat_template": "'{% for message in messages %}{{ message.content }}{% endfor %}'",
+        f"{_MODEL}.use_remove_padding": False,
+        f"+{_MODEL}.override_config.attn_implementation": "sdpa",
+        f"{_ACTOR}.ppo_mini_batch_size": PROMPTS,
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 16,
+        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
+        f"{_ROLLOUT}.name": "vllm",
+        f"{_ROLLOUT}.n": GROUP,
+        f"{_ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{_ROLLOUT}.max_model_len": PROMPT_TOKENS + RESPONSE_TOKENS,
+        f"{_ROLLOUT}.ignore_eos": True,
+        f"{_ROLLOUT}.enforce_eager": True,
+        f"{_ROLLOUT}.gpu_memory_utilization": 0.3,
+        f"{_ROLLOUT}.agent.num_workers": 1,
+        "reward.num_workers": 1,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "reward.custom_reward_function.path": directory / "reward.py",
+        "trainer.n_gpus_per_node": 1,
+        "trainer.logger": "[console]",
+        "trainer.val_before_train": False,
+        "trainer.total_training_steps": STEPS,
+        "trainer.default_local_dir": directory / "checkpoints",
+        "hydra.run.dir": directory / "hydra",
+    }
+    settings |= dict(option.split("=", 1) for option in VERL[failure])
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
+
+
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trainer", choices=["cpu", "trl", "verl"])
+    parser.add_argument("failures", nargs="*", choices=[*TRL, []], metavar="FAILURE", help=", ".join(TRL))
+    parser.add_argument("--output", type=Path, default=Path("runs/adapter_recovery"), help="of the attempts (replaced)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the JSON goes")
+    main(**vars(parser.parse_args()))

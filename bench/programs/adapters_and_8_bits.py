@@ -10,16 +10,10 @@ Arms (16 prompts x 8 responses of 1,024 tokens a step, random weights in bfloat1
     8b-fp8-kv      the same with Fp8PerTensor and `kvCacheDtype: Fp8`
     8b-40gib       Qwen3-8B's shape, adapters, where another process holds all but 40 GiB of the GPU and the memory plan
                    is that of such a GPU; 64 responses of 512 tokens
-    8b-40gib-fp8   the same with Fp8PerTensor
-    32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of disk or, if that has no room, of /dev/shm,
-                   from which they are removed at the end
-    32b-fp8        the same with Fp8PerTensor
+    32b            Qwen3-32B's shape, adapters; its weights take 61 GiB of the model cache (`$XDG_CACHE_HOME/rljob`)
 
-The memory plan is that of `Auto`.
-
-Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it already has. An arm that
-fails is recorded with its message. The first step of each arm is warm-up and is not counted. `--smoke` runs a
-tiny model on any device instead, and records nothing.
+Records one row for each arm in `bench/results/adapters_and_8_bits.json`, after those that it has. The first step is
+not counted. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 from bench.harness.run_arms import Arms, generating_job
-from bench.harness.shapes import SHAPES
 from rljob_memory.sizes import GIB
 
 ROLLOUTS: dict[str, dict[str, str]] = {
@@ -36,25 +29,15 @@ ROLLOUTS: dict[str, dict[str, str]] = {
     "8b-fp8-block": {"quantization": "Fp8PerBlock"},
     "8b-fp8-kv": {"quantization": "Fp8PerTensor", "kvCacheDtype": "Fp8"},
     "8b-40gib": {},
-    "8b-40gib-fp8": {"quantization": "Fp8PerTensor"},
     "32b": {},
-    "32b-fp8": {"quantization": "Fp8PerTensor"},
 }
 """`spec.rollout` of each arm."""
 SMALL_CARD_BYTES = 40 * GIB
 
 
-def is_small(arm: str) -> bool:
-    return "40gib" in arm
-
-
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
-    prompts, tokens = (8, 512) if is_small(arm) else (16, 1024)
-    job = (
-        generating_job(SHAPES["smoke"], steps, prompts=2, group_size=4, response_tokens=8)
-        if smoke
-        else generating_job(SHAPES[arm.partition("-")[0]], steps, prompts, group_size=8, response_tokens=tokens)
-    )
+    prompts, tokens = (8, 512) if arm == "8b-40gib" else (16, 1024)
+    job = generating_job(arm.partition("-")[0], steps, prompts, tokens, smoke=smoke)
     lora = {"rank": 16, "alpha": 32, "export": "Adapter"}
     return job | {"policy": {"lora": lora}, "rollout": {} if smoke else ROLLOUTS[arm]}
 
@@ -66,6 +49,6 @@ if __name__ == "__main__":
         list(ROLLOUTS),
         "Qwen3 shapes, random weights, 128 responses of 1,024 tokens a step (40gib: 64 of 512), rank 16",
         steps=4,
-        card_bytes=lambda arm: SMALL_CARD_BYTES if is_small(arm) else None,
+        card_bytes=lambda arm: SMALL_CARD_BYTES if arm == "8b-40gib" else None,
         smoke_names=["8b"],
     ).main(__doc__)

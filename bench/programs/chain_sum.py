@@ -5,7 +5,6 @@
 Arms, each with the name of its result in `bench/results/`:
 
     weights    all weights (`examples/smollm2-chain-sum.yaml`): `smollm2_chain_sum`
-    fp8        the same with `rollout.quantization: Fp8PerTensor`, on a GPU: `smollm2_fp8`
     adapters   low-rank adapters (`examples/smollm2-lora.yaml`): `smollm2_lora`
 
 Needs the model in the local cache (`make model`). 80 steps take two minutes on a GPU and ten on two CPU cores.
@@ -31,19 +30,17 @@ from rljob_client.run_directory.records import LedgerRecord, step_records
 from rljob_client.run_directory.summary import summarize
 from rljob_testing.repository import EXAMPLES
 
-ARMS: dict[str, tuple[str, Path, dict[str, Any]]] = {
-    "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml", {}),
-    "fp8": ("smollm2_fp8", EXAMPLES / "smollm2-chain-sum.yaml", {"rollout": {"quantization": "Fp8PerTensor"}}),
-    "adapters": ("smollm2_lora", EXAMPLES / "smollm2-lora.yaml", {}),
+ARMS: dict[str, tuple[str, Path]] = {
+    "weights": ("smollm2_chain_sum", EXAMPLES / "smollm2-chain-sum.yaml"),
+    "adapters": ("smollm2_lora", EXAMPLES / "smollm2-lora.yaml"),
 }
-"""Name of the result, manifest, and fields of its `spec` that are replaced."""
+"""Name of the result, and manifest."""
 GOAL = 0.9
 
 
 def main(arm: str, device: str, steps: int, output: Path) -> None:
-    name, manifest, changes = ARMS[arm]
+    name, manifest = ARMS[arm]
     job = yaml.safe_load(manifest.read_text())
-    job["spec"] |= changes
     job["spec"]["algorithm"]["steps"] = steps
     with tempfile.TemporaryDirectory() as directory:
         path, run = Path(directory) / "job.yaml", Path(directory) / "run"
@@ -69,13 +66,9 @@ def row(records: Sequence[LedgerRecord], total_steps: int) -> dict[str, Any]:
         "last_reward": summary.last_reward,
         f"first_step_with_mean_of_five_above_{GOAL}": first_step_at_goal(rewards),
         "start_up_seconds": summary.startup_seconds,
-        "loop_seconds": sum(seconds),
         "first_step_seconds": seconds[0],
         "median_step_seconds": statistics.median(seconds),
         "peak_memory_gib": {role: peak.model_dump() for role, peak in summary.peak_memory.items()},
-        "logprob_diff_mean": statistics.fmean(step.metrics["logprob_diff_mean"] for step in done),
-        "logprob_diffs": [round(step.metrics["logprob_diff_mean"], 5) for step in done],
-        "importance_weight_mean": statistics.fmean(step.metrics["importance_weight_mean"] for step in done),
         "rewards": [round(reward, 4) for reward in rewards],
     }
 

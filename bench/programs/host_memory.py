@@ -2,11 +2,9 @@
 
     python -m bench.programs.host_memory [--output DIR]
 
-Records `bench/results/host_memory.json`: for `examples/digits.yaml` (10 steps) and `examples/smollm2-chain-sum.yaml`
-(2 steps, with a checkpoint after each), the largest proportional set size (PSS) of the controller, of Ray and of
-the roles (policy and engine), that of all of them together, the size of the newest checkpoint, and the prediction. The
-roles' own peaks of resident memory come from their memory logs. Needs the model of `make model`. Takes 5 minutes on
-two cores.
+Records `bench/results/host_memory.json` for `examples/digits.yaml` (10 steps) and `examples/smollm2-chain-sum.yaml` (2
+steps, with a checkpoint after each): peak proportional set sizes (PSS) by kind of process and together, resident memory
+of the roles from their logs, the checkpoint, and the prediction. Needs the model of `make model`. Takes 5 minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -26,6 +23,7 @@ import psutil
 import yaml
 
 from bench.harness.record import RESULTS, record
+from bench.harness.samplers import Sampler
 from rljob_api.manifest import load_manifest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
@@ -37,39 +35,31 @@ from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.runtime.role_settings import shape_for_plan
 
-_SECONDS_BETWEEN_SAMPLES = 0.3
 _JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits.yaml", {"algorithm": {"steps": 10}, "checkpoint": {"everySteps": 5}}),
     "SmolLM2-135M": ("smollm2-chain-sum.yaml", {"algorithm": {"steps": 2}, "checkpoint": {"everySteps": 1}}),
 }
 """The example of each row, and the changes of its spec."""
+_LOGGED: tuple[Role, ...] = ("policy", "rollout")
 
 
-class PeakWatch:
-    """Samples the PSS of this process's descendants by kind, until it is left."""
+class PeakWatch(Sampler):
+    """Peaks of the PSS of this process's descendants, by kind."""
+
+    seconds_between_samples = 0.3
 
     def __init__(self) -> None:
+        super().__init__()
         self.peaks: dict[str, int] = defaultdict(int)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> PeakWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_SAMPLES):
-            now: dict[str, int] = defaultdict(int)
-            for process in psutil.Process().children(recursive=True):
-                with suppress(psutil.Error, OSError, ValueError):
-                    now[_kind(process)] += _pss_bytes(process.pid)
-            now["all"] = sum(now.values())
-            for kind, size in now.items():
-                self.peaks[kind] = max(self.peaks[kind], size)
+    def sample(self) -> None:
+        now: dict[str, int] = defaultdict(int)
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error, OSError, ValueError):
+                now[_kind(process)] += _pss_bytes(process.pid)
+        now["all"] = sum(now.values())
+        for kind, size in now.items():
+            self.peaks[kind] = max(self.peaks[kind], size)
 
 
 def main(output: Path) -> None:
@@ -99,9 +89,6 @@ def _measured(directory: Path, example: str, changes: dict[str, Any]) -> dict[st
         "predicted": _predicted(path, run),
         "seconds": round(time.monotonic() - began),
     }
-
-
-_LOGGED: tuple[Role, ...] = ("policy", "rollout")
 
 
 def _predicted(manifest: Path, run: Run) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import tarfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,28 +27,23 @@ AT_A_TIME = 6
 SURE = 0.8
 
 
-def main(output: Path, only: Sequence[str], seconds: float) -> None:
+def main(output: Path, only: Sequence[str]) -> None:
     chosen = [program for program in programs() if not only or program.title in only]
     output.mkdir(parents=True, exist_ok=True)
-    deadline, rows = time.monotonic() + seconds, list[Row]()
-    # Should time run out, few are lost.
-    chosen.sort(key=lambda program: program.seconds)
+    rows: list[Row] = []
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        futures = {pool.submit(induce, program, output, deadline): program for program in chosen}
-        for number, future in enumerate(as_completed(futures), start=1):
-            try:
-                rows.append(future.result())
-            except Exception as problem:  # One program's trouble is no reason to lose the others.
-                program = futures[future]
-                rows.append(Row(str(program.failure_class), program.name, "not run", 0.0, note=repr(problem)[:300]))
+        for row in pool.map(lambda program: induce(program, output), chosen):
+            rows.append(row)
             save(rows, output)
-            print(f"{number:>3}/{len(chosen)}  {line(rows[-1])}", flush=True)
+            print(f"{len(rows):>3}/{len(chosen)}  {line(row)}", flush=True)
     print(json.dumps(score(rows), indent=1))
 
 
 def save(rows: Sequence[Row], output: Path) -> None:
     """Write the record and the packed evidence so far."""
     as_dicts = [asdict(row) for row in rows]
+    for row in as_dicts:
+        row["diagnoses"] = [{name: each[name] for name in ("class", "confidence")} for each in row["diagnoses"]]
     note = "each program of rljob_testing.induced_failures, diagnosed by `rljob diagnose` from what it left behind"
     record("induced_failures", [{"program": "all", **score(rows)}, *as_dicts], note, output)
     with tarfile.open(output / "recorded.tar.gz", "w:gz") as archive:
@@ -84,5 +78,4 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, required=True, help="where evidence and record go")
     titles = [program.title for program in programs()]
     parser.add_argument("--only", nargs="*", default=[], metavar="TITLE", choices=titles, help="as Class.name")
-    parser.add_argument("--seconds", type=float, default=420, help="end what still runs after so long")
     main(**vars(parser.parse_args()))

@@ -28,11 +28,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
-from bench.harness.shapes import SHAPES
+from bench.harness.record import RESULTS, record_row, require_gpus
+from bench.harness.run_arms import generating_job, ledger_of, write_job
 from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
@@ -65,19 +62,15 @@ def main(arms: list[str], smoke: bool, output: Path, results: Path) -> None:
         if smoke:
             assert row["exit_code"] == 0
             continue
-        rows = [*(other for other in recorded(NAME, results) if other["arm"] != arm), row]
         note = "Qwen3-0.6B shape, random weights, 128 responses of 256 tokens and a checkpoint a step"
-        print(record(NAME, rows, note, results), flush=True)
+        print(record_row(NAME, row, "arm", note, results), flush=True)
 
 
 def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
     shutil.rmtree(output, ignore_errors=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    manifest = manifest_of(arm, smoke)
-    resolve_model(manifest["spec"]["model"]["uri"])
-    path = output.parent / f"{arm}.yaml"
-    path.write_text(yaml.safe_dump(manifest))
-    shutil.copy(Path(__file__).parent / "spread_rewards.py", path.parent)
+    spec = spec_of(arm, smoke)
+    resolve_model(spec["model"]["uri"])
+    path = write_job(output.parent, arm, spec)
     program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_client"]
     before = without_ptrace if arm == "no-ptrace" else None
     done = subprocess.run(
@@ -94,34 +87,20 @@ main()
 """
 
 
-def manifest_of(arm: str, smoke: bool) -> dict[str, Any]:
-    return {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": f"bench-{arm}"},
-        "spec": {
-            "model": {"uri": f"random://qwen3?{SHAPES['smoke' if smoke else '0.6b']}"},
-            "task": {"name": "digits", "reward": "spread_rewards:spread"},
-            "algorithm": {
-                "steps": 3 if smoke else STEPS.get(arm, DEFAULT_STEPS),
-                "promptsPerStep": 2 if smoke else 16,
-                "groupSize": 4 if smoke else 8,
-                "maxPromptTokens": 16,
-                "maxResponseTokens": 8 if smoke else 256,
-                "ignoreEndOfSequence": True,
-                "klCoefficient": 0.05 if arm == "reference" else 0.0,
-            },
-            "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
-            "recovery": {"maxRestarts": 0},
-            "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
-        },
+def spec_of(arm: str, smoke: bool) -> dict[str, Any]:
+    steps = 3 if smoke else STEPS.get(arm, DEFAULT_STEPS)
+    spec = generating_job("0.6b", steps, 16, response_tokens=256, smoke=smoke)
+    spec["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
+    return spec | {
+        "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
+        "recovery": {"maxRestarts": 0},
+        "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
     }
 
 
 def measured(output: Path) -> dict[str, Any]:
     """Bytes by step of the memory that stays, and the changes of the plan."""
-    ledger = output / "ledger.jsonl"
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    lines = ledger_of(output)
     steps = [line for line in lines if line["kind"] == "step"]
     samples = [(actor, each) for actor, each in logged_samples(output / "memory") if each.micro_batch is None]
 
@@ -135,7 +114,6 @@ def measured(output: Path) -> dict[str, Any]:
         "seconds": [step["total_seconds"] for step in steps],
         "asleep_engine_bytes": [step["metrics"].get("asleep_engine_bytes") for step in steps],
         "policy_peak_allocated_in_update_bytes": by_step("policy-0", "update", lambda s: s.peak_allocated_bytes),
-        "policy_peak_reserved_in_update_bytes": by_step("policy-0", "update", lambda s: s.peak_reserved_bytes),
         "policy_cache_after_update_bytes": by_step("policy-0", "update", lambda s: s.cache_bytes or 0),
         "policy_cache_after_sync_bytes": by_step("policy-0", "sync", lambda s: s.cache_bytes or 0),
         "policy_rss_after_checkpoint_bytes": by_step("policy-0", "checkpoint", lambda s: s.rss_bytes),

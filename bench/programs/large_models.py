@@ -4,8 +4,6 @@
 
 Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1,024 tokens a step, or 512 with 0.6B):
     0.6b           the optimizer's state on the GPU
-    0.6b-padded    the same with padded sequences
-    0.6b-logprobs  the same with vLLM's own code for the log-probabilities of all tokens
     4b, 8b         the state where the memory plan puts it
     8b-padded      8b with padded sequences
     8b-cold        8b with empty compile caches
@@ -19,9 +17,8 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     8b-trl         the same in bfloat16 with gradient checkpointing
     8b-trl-float32 the same with float32 weights, until it runs out of memory
 
-Records one row for each arm in `bench/results/large_models.json`, after those that it already has. An arm that fails is
-recorded with its message. The first two steps of an arm are warm-up and are not counted. `--smoke` runs a tiny model on
-any device instead, and records nothing.
+Records one row for each arm in `bench/results/large_models.json`, after those that it already has. The first two steps
+are not counted. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +32,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from bench.harness.needs import require_package
-from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
+from bench.harness.record import require_package
+from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
 from rljob_memory.sizes import GIB
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
-from rljob_trainer.rollout.fast_logprobs import VARIABLE as FAST_LOGPROBS
 
 OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
 TRL_ARMS: dict[str, list[str]] = {
@@ -57,11 +52,7 @@ SMALL_CARD_BYTES = 79 * GIB
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     model = arm.partition("-")[0]
-    job = (
-        generating_job(SHAPES["smoke"], steps, prompts=2, group_size=4, response_tokens=8)
-        if smoke
-        else generating_job(SHAPES[model], steps, prompts=16, group_size=8, response_tokens=response_tokens(model))
-    )
+    job = generating_job(model, steps, 16, response_tokens(model), smoke=smoke)
     rollout = {"quantization": "Fp8PerTensor"} if arm == "8b-fp8" and not smoke else {}
     return job | {"policy": {"optimizer": {"moments": MOMENTS.get(arm, "float32")}}, "rollout": rollout}
 
@@ -73,8 +64,6 @@ def response_tokens(model: str) -> int:
 def variables_of(arm: str) -> Mapping[str, str]:
     if arm.endswith("-padded"):
         return {ENABLED: "0"}
-    if arm.endswith("-logprobs"):
-        return {FAST_LOGPROBS: "0"}
     empty = Path(mkdtemp()) if arm.endswith("-cold") else None
     return CompileCache(empty, empty, arm).variables() if empty else {}
 
@@ -94,7 +83,7 @@ if __name__ == "__main__":
     Arms(
         "large_models",
         spec_of,
-        ["0.6b", "0.6b-padded", "0.6b-logprobs", "4b", *OF_8B, "14b"],
+        ["0.6b", "4b", *OF_8B, "14b"],
         "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)",
         steps=6,
         warm_up_steps=2,

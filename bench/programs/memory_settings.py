@@ -29,7 +29,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness.device_memory import DevicePeak, device_processes, device_used_bytes
+import torch.distributed as dist
+
 from bench.harness.memory_roles import (
     GIB,
     Device,
@@ -42,11 +43,10 @@ from bench.harness.memory_roles import (
     random_rollouts,
     read_memory_log,
     rollout_config,
-    same_length_rollouts,
     workload_for,
 )
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record
+from bench.harness.record import RESULTS, record, require_gpus
+from bench.harness.samplers import DevicePeak, device_used_bytes
 from rljob_memory.allocator import allocator_environment
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import torch_version
@@ -156,8 +156,8 @@ def retained(device: Device, rows: list[Row]) -> None:
         for step, (name, count) in enumerate(counts.items(), start=2):
             with arm(rows, name) as row:
                 rank.change_memory(settings.model_copy(update={"detach_metrics": name == "detached"}))
-                rank.update(same_length_rollouts(workload, 1, 2 * warm_up))  # compiles the layers again
-                seconds = rank.update(same_length_rollouts(workload, step, count)).seconds
+                rank.update(random_rollouts(workload, 1, 2 * warm_up))  # compiles the layers again
+                seconds = rank.update(random_rollouts(workload, step, count)).seconds
                 row["milliseconds_per_micro_batch"] = 1000 * seconds / count
                 log = [line for line in read_memory_log(rank.config.output_dir) if line["step"] == step]
                 allocated = [line.get("allocated_bytes", 0) for line in log if line["micro_batch"] is not None]
@@ -173,7 +173,10 @@ def policy_rank(workload: Workload, device: Device, settings: Any) -> Iterator[P
         rank = PolicyRank(0, 1, policy_config(workload, device, settings, Path(directory)))
         rank.connect(*rank.rendezvous())
         rank.load()
-        yield rank
+        try:
+            yield rank
+        finally:
+            dist.destroy_process_group()
 
 
 def small_card(device: Device, rows: list[Row]) -> None:
@@ -236,7 +239,7 @@ def controller(device: Device, rows: list[Row]) -> None:
                 assert process.stdout is not None
                 if not any(line.strip() == "ready" for line in process.stdout):
                     raise RuntimeError("the program ended before it was ready; its error is above")
-                row |= {"device_bytes": device_used_bytes() - before, "device_processes": device_processes()}
+                row["device_bytes"] = device_used_bytes() - before
                 process.communicate(input="\n", timeout=60)
 
 

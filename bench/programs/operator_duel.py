@@ -10,10 +10,8 @@ the pods. KubeRay's manager is built from its repository and runs with its defau
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +19,18 @@ from typing import Any
 
 import httpx
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
-from bench.harness.many_jobs import in_parallel, seconds_after, transition, wait_until_all
-from bench.harness.operator_cluster import NAMESPACE, MemoryWatch, control_plane, kubectl
+from bench.harness.operator_cluster import (
+    NAMESPACE,
+    control_plane,
+    counted,
+    kubectl,
+    kwok,
+    make_nodes,
+    start_all,
+)
 from bench.harness.record import record
-from bench.harness.simulated_nodes import kwok, make_nodes
+from bench.harness.samplers import MemoryWatch
 from bench.programs.operator_scale import measure as measure_rljob
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.api_client import ApiClient, Object
@@ -82,21 +86,12 @@ def measure_kuberay(manager: Path, repository: Path, jobs: int, nodes: int) -> d
         api = ApiClient.from_kubeconfig(plane.kubeconfig)
         make_nodes(api, nodes)
         with running(manager, plane) as process, MemoryWatch({"operator": process}) as memory:
-            began = time.time()
-            in_parallel(lambda number: create_cluster(api, f"cluster-{number}"), range(jobs))
-            submitted = time.time() - began
-            provisioned = wait_until_all(api, jobs, "RayClusterProvisioned", "rayclusters")
-            until_running = requests()
+            clusters = (ray_cluster(f"cluster-{number}") for number in range(jobs))
+            row = start_all(api, "rayclusters", clusters, "RayClusterProvisioned")
+            until_running = counted(METRICS_PORT, "rest_client_requests_total", "method")
             times = process.cpu_times()
-            pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods", NAMESPACE)]
-    ready = [seconds_after(began, transition(cluster, "RayClusterProvisioned")) for cluster in provisioned]
-    return {
-        "jobs": jobs,
-        "submitted_seconds": submitted,
-        "last_pod_created_seconds": max(pods),
-        "median_running_seconds": statistics.median(ready),
-        "all_running_seconds": max(ready),
-        "writes_per_job_until_running": sum(until_running[method] for method in _WRITES) / jobs,
+    return row | {
+        "writes_per_job_until_running": sum(until_running[method,] for method in _WRITES) / jobs,
         "operator_cpu_seconds_until_running": times.user + times.system,
         "peak_bytes": memory.peak_bytes,
     }
@@ -135,10 +130,6 @@ def wait_ready(process: subprocess.Popen[bytes]) -> None:
     time.sleep(5.0)
 
 
-def create_cluster(api: ApiClient, name: str) -> None:
-    api.create("rayclusters", ray_cluster(name), NAMESPACE)
-
-
 def ray_cluster(name: str) -> Object:
     """One head and one worker, which request what the pods of `small_job` request."""
     worker = {"groupName": "workers", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "rayStartParams": {}}
@@ -158,17 +149,6 @@ def template(container: str, cpu: str, memory: str) -> Object:
     resources = {"requests": {"cpu": cpu, "memory": memory}}
     image = "registry.example/ray:2.52.0"
     return {"spec": {"containers": [{"name": container, "image": image, "resources": resources}]}}
-
-
-def requests() -> Counter[str]:
-    """Requests sent by the manager, by HTTP method, from its metrics."""
-    text = httpx.get(f"http://127.0.0.1:{METRICS_PORT}/metrics").raise_for_status().text
-    counted: Counter[str] = Counter()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "rest_client_requests_total":
-                counted[sample.labels["method"]] += int(sample.value)
-    return counted
 
 
 if __name__ == "__main__":

@@ -10,25 +10,28 @@ last step and ends.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections import Counter
 from typing import Any
 
-from bench.harness.many_jobs import in_parallel, seconds_after, small_job, transition, wait_until_all
 from bench.harness.operator_cluster import (
     NAMESPACE,
-    MemoryWatch,
     control_plane,
+    in_parallel,
     installed_operator,
+    kwok,
+    make_nodes,
     operator_requests,
     processes,
+    seconds_after,
+    start_all,
+    transition,
+    wait_until_all,
     writes,
 )
 from bench.harness.record import record
-from bench.harness.simulated_nodes import kwok, make_nodes
+from bench.harness.samplers import MemoryWatch
 from rljob_api.exit_codes import ExitCode
-from rljob_operator.labels import ROLE
+from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, Object
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
@@ -54,41 +57,32 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
         operator.start()
         idle_bytes = operator.process.memory_info().rss
         with MemoryWatch(processes(operator)) as memory:
-            began = time.time()
-            in_parallel(lambda number: api.create("rljobs", small_job(f"job-{number}"), NAMESPACE), range(jobs))
-            submitted = time.time() - began
-            running = wait_until_all(api, jobs, "Running")
+            row = start_all(api, "rljobs", (small_job(f"job-{number}") for number in range(jobs)), "Running")
             until_running = operator_requests(operator)
-            pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in job_pods(api)]
             running_cpu_seconds = operator.cpu_seconds()
 
             ended = time.time()
-            in_parallel(lambda name: end(api, name), [job["metadata"]["name"] for job in running])
+            in_parallel(lambda name: end(api, name), [f"job-{number}" for number in range(jobs)])
             complete = wait_until_all(api, jobs, "Complete")
             in_all = operator_requests(operator)
-            cpu_seconds = operator.cpu_seconds()
         operator.stop()
-    ready = [seconds_after(began, transition(job, "Running")) for job in running]
-    return {
-        "jobs": jobs,
+    return row | {
         "nodes": nodes,
-        "submitted_seconds": submitted,
-        "last_pod_created_seconds": max(pods),
-        "median_running_seconds": statistics.median(ready),
-        "all_running_seconds": max(ready),
         "all_complete_seconds_after_last_report": max(
             seconds_after(ended, transition(j, "Complete")) for j in complete
         ),
         "writes_per_job_until_running": writes(until_running) / jobs,
         "writes_per_job": writes(in_all) / jobs,
-        "reads": sum(in_all.values()) - writes(in_all),
-        "requests_until_running": by_name(until_running),
-        "requests": by_name(in_all),
         "operator_cpu_seconds_until_running": running_cpu_seconds,
-        "operator_cpu_seconds": cpu_seconds,
         "operator_idle_bytes": idle_bytes,
         "peak_bytes": memory.peak_bytes,
     }
+
+
+def small_job(name: str) -> Object:
+    """A job with one controller and one worker, without a GPU, on an existing volume."""
+    volume = {"nfs": {"server": "nfs.example", "path": "/jobs"}}
+    return manifests.job(name, policy={"gpusPerReplica": 0}, checkpoint={"volume": volume})
 
 
 def end(api: ApiClient, name: str) -> None:
@@ -96,14 +90,6 @@ def end(api: ApiClient, name: str) -> None:
     job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
     job.report(step=10)
     job.end_controller(ExitCode.COMPLETE, step=10)
-
-
-def job_pods(api: ApiClient) -> list[Object]:
-    return api.list("pods", NAMESPACE, ROLE)
-
-
-def by_name(requests: Counter[tuple[str, str]]) -> dict[str, int]:
-    return {f"{verb} {resource}": count for (verb, resource), count in sorted(requests.items())}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Seconds lost to the failure of one of two policy ranks or engines.
 
-    python -m bench.programs.ranks_recover [--manifest FILE] [--steps N] [--arm ARM …] [--runs DIR]
-    python -m bench.programs.ranks_recover --smoke
+    python -m bench.programs.ranks_recover [ARM...] [--smoke] [--runs DIR]
 
 Two runs of one job with two policy ranks and two engines, one after the other:
 
@@ -10,11 +9,9 @@ Two runs of one job with two policy ranks and two engines, one after the other:
 - `killed`: an engine is lost while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
-beyond the median of the steps without a failure, by part, and the processes that were started. `calm_phase_seconds` is
-the median of the failed phase in those steps (of the whole update for an optimizer step). `freed_bytes` compares the
-peaks of the failed phase in the steps before and after, both without a fault. Rows of other arms that the result has
-are kept. `--smoke`: a tiny model on the CPU, 3 minutes. Otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape,
-on two GPUs, 10 minutes.
+beyond the median of the steps without a failure, by part, the median of the failed phase, the processes that were
+started, and the difference of the peaks in the steps before and after. Rows of other arms are kept. `--smoke`: a tiny
+model on the CPU, 3 minutes; otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -25,19 +22,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import yaml
 
-from bench.harness.needs import require_gpus
-from bench.harness.record import RESULTS, record, recorded
+from bench.harness.record import RESULTS, record, recorded, require_gpus
+from bench.harness.run_arms import complete_lines, ledger_of
 from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("live", "killed")
+STEPS = 8
 TIMEOUT_SECONDS = 900
 OUT_OF_MEMORY = {
     "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
@@ -82,30 +78,27 @@ SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&t
 """Its 4 MB of weights can be sent in two halves."""
 
 
-def main(manifest: Path, steps: int, arms: list[str], directory: Path, smoke: bool, runs: Path | None) -> None:
+def main(arms: list[str], smoke: bool, output: Path, runs: Path) -> None:
     if not smoke:
         require_gpus(2)
-    name = "ranks_recover_cpu" if smoke else "ranks_recover"
-    gpus = 1 if smoke else 2
-    rows = recorded(name, directory, gpus)
-    with tempfile.TemporaryDirectory() if runs is None else nullcontext(runs) as scratch:
-        for arm in arms:
-            of_arm = rows_of(arm, manifest, steps, Path(scratch) / arm, smoke)
-            rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
-            # After each arm, so that its result is kept if a later one fails.
-            note = f"{manifest.name}, {steps} steps, two ranks"
-            path = record(name, rows, note, directory, gpus)
+    name, gpus = ("ranks_recover_cpu", 1) if smoke else ("ranks_recover", 2)
+    rows = recorded(name, output, gpus)
+    for arm in arms or ARMS:
+        of_arm = rows_of(arm, runs / arm, smoke)
+        rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
+        # After each arm, so that its result is kept if a later one fails.
+        path = record(name, rows, f"{manifest_of(smoke).name}, {STEPS} steps, two ranks", output, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
 
 
-def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
+def rows_of(arm: str, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     """A row for each failure of the arm's run. A run that fails is recorded with its end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     faults = KILLED if arm == "killed" else OUT_OF_MEMORY
-    write_job(manifest, steps, list(faults.values()), folder / "job.yaml", smoke)
+    write_job(list(faults.values()), folder / "job.yaml", smoke)
     command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
@@ -119,18 +112,19 @@ def rows_of(arm: str, manifest: Path, steps: int, folder: Path, smoke: bool) -> 
         return [{"arm": arm, "failed": f"not done within {TIMEOUT_SECONDS} s"}]
     if done.returncode != 0:
         return [{"arm": arm, "failed": (done.stdout + done.stderr)[-2_000:]}]
-    ledger = [json.loads(line) for line in (folder / "run" / "ledger.jsonl").read_text().splitlines()]
-    return [row(arm, name, fault, ledger, folder / "run") for name, fault in faults.items()]
+    return [row(arm, name, fault, ledger_of(folder / "run"), folder / "run") for name, fault in faults.items()]
 
 
-def write_job(manifest: Path, steps: int, faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
-    job = yaml.safe_load(manifest.read_text())
+def manifest_of(smoke: bool) -> Path:
+    return EXAMPLES / "digits.yaml" if smoke else Path(__file__).with_name("h200_step.yaml")
+
+
+def write_job(faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
+    job = yaml.safe_load(manifest_of(smoke).read_text())
     spec = job["spec"]
-    spec["policy"] = {
-        **spec.get("policy", {}),
-        **({"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}),
-    }
-    spec["algorithm"]["steps"] = steps
+    pods = {"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}
+    spec["policy"] = spec.get("policy", {}) | pods
+    spec["algorithm"]["steps"] = STEPS
     spec["checkpoint"] = {"everySteps": 2}
     spec["recovery"] = {"maxAdjustments": 20}
     spec["faultInjection"] = {"enabled": True, "faults": faults}
@@ -173,10 +167,9 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
 
 def freed_bytes(log: Path, phase: str, step: int) -> int | None:
     """Peak of a rank's tensors in `phase` of the step before `step`, minus that of the step after it. None on a CPU."""
-    samples = [json.loads(line) for line in log.read_text().splitlines()]
-    of_phase = [sample for sample in samples if sample["phase"] == phase and sample.get("peak_allocated_bytes")]
+    samples = [sample for sample in complete_lines(log) if sample["phase"] == phase]
     before, after = (
-        [sample["peak_allocated_bytes"] for sample in of_phase if sample["step"] == place]
+        [peak for sample in samples if sample["step"] == place and (peak := sample.get("peak_allocated_bytes"))]
         for place in (step - 1, step + 1)
     )
     return max(before) - max(after) if before and after else None
@@ -193,14 +186,8 @@ def processes_started(logs: Path) -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--manifest", type=Path, help="default: h200_step.yaml; with --smoke the digits example")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
-    parser.add_argument("--runs", type=Path, help="where the runs are kept (replaced); default: nowhere")
-    options = parser.parse_args()
-    chosen = options.manifest or (
-        EXAMPLES / "digits.yaml" if options.smoke else ROOT / "bench" / "programs" / "h200_step.yaml"
-    )
-    main(chosen, options.steps, options.arm or list(ARMS), options.output, options.smoke, options.runs)
+    parser.add_argument("--runs", type=Path, default=Path("runs/ranks_recover"), help="of the runs (replaced)")
+    main(**vars(parser.parse_args()))

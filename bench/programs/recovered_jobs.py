@@ -26,141 +26,143 @@ from typing import Any
 import yaml
 
 from bench.harness.record import record
-from bench.harness.recovery_rows import GIB, Arm, FailingJob, Run, line, merged, row_of, row_of_job
-from rljob_client.run_directory.records import parse_record
+from rljob_api.exit_codes import ExitCode
+from rljob_client.run_directory.records import (
+    PlanChangeRecord,
+    ReadyRecord,
+    parse_record,
+    plan_change_records,
+    step_records,
+)
+from rljob_memory.sizes import GIB
 from rljob_testing.ballast import DriverError, ballast
-from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.induce import diagnose
 from rljob_testing.induced_failures.recorded_evidence import pack
+from rljob_testing.machine import run_for
 
 JOBS = Path(__file__).parent / "failing_jobs"
 LONGEST_RUN_SECONDS = 150
-LEAST_SECONDS = 170
-"""No job starts with less time left, because each runs twice."""
 # Compiled kernels would save memory that these jobs are to run out of, and take long to make.
 VARIABLES = {"TORCH_COMPILE_DISABLE": "1"}
-ARMS: tuple[Arm, ...] = ("without", "with")
+OUT_OF_MEMORY = (ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED)
+
+Row = dict[str, Any]
+Job = Mapping[str, Any]
+"""A file of failing_jobs, whose README describes the fields."""
 
 
-def main(output: Path, jobs: Path, only: Sequence[str], device: str, seconds: float) -> None:
+def main(output: Path, jobs: Path, only: Sequence[str], device: str) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    plan, deadline = yaml.safe_load((jobs / "plan.yaml").read_text()), time.monotonic() + seconds
-    manifest = yaml.safe_load((jobs / "manifest.yaml").read_text())
-    rows = recorded_rows(output)
-    failing = [job for job in read_jobs(jobs, plan) if job.name in (only or unrecorded(jobs, plan, rows))]
-    if unknown := set(only) - {job.name for job in failing}:
+    failing: dict[str, Job] = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(jobs.glob("*.yaml"))}
+    plan, manifest = failing.pop("plan"), failing.pop("manifest")
+    if unknown := set(only) - set(failing):
         sys.exit(f"expected names of files in {jobs}, found {', '.join(sorted(unknown))}")
-    if not any(row["arm"] == "calm" for row in rows):
-        calm = run(FailingJob("calm", "none", plan), "calm", manifest, output, device, deadline)
-        rows = merged(rows, [row_of(calm) | {"job": "calm", "arm": "calm"}])
-        save(rows, output)
-        print(line(rows[0]), flush=True)
-    for job in failing:
-        if time.monotonic() > deadline - LEAST_SECONDS:
-            print(f"no time left for {job.name} and what follows it: run again with the same output", flush=True)
-            break
-        try:
-            rows = merged(rows, rows_of_both_arms(job, rows[0], manifest, output, device, deadline))
-        except DriverError as problem:
-            print(f"{job.name} was not run: {problem}", flush=True)
-        save(rows, output)
-
-
-def recorded_rows(output: Path) -> list[dict[str, Any]]:
-    """The rows of the record in `output`; the calm run's comes first, if it exists."""
     path = output / "recovered_jobs.json"
-    return list(json.loads(path.read_text())["rows"]) if path.exists() else []
-
-
-def unrecorded(jobs: Path, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Names of the jobs in the folder `jobs` that have no rows."""
-    return {job.name for job in read_jobs(jobs, plan)} - {row["job"] for row in rows}
-
-
-def rows_of_both_arms(
-    job: FailingJob, calm: Mapping[str, Any], manifest: Mapping[str, Any], output: Path, device: str, deadline: float
-) -> list[dict[str, Any]]:
-    rows = []
-    with ballast(hold_bytes=job.ballast_gib * GIB) if job.ballast_gib else nullcontext():
-        for arm in ARMS:
-            done = run(job, arm, manifest, output, device, deadline)
-            died = diagnoses_of(job, output) if arm == "without" else []
-            rows.append(row_of_job(job, arm, done, calm, died))
-            print(line(rows[-1]), flush=True)
-    return rows
-
-
-def read_jobs(folder: Path, plan: Mapping[str, Any]) -> list[FailingJob]:
-    """The failing jobs of `folder`, by name. `plan`: the plan that they change."""
-    found = []
-    for path in sorted(folder.glob("*.yaml")):
-        if path.stem in ("manifest", "plan"):
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    if not rows:
+        rows = [run("calm", "calm", {"class": "none", "plan": plan}, manifest, output, device)]
+    for name in only or sorted(set(failing) - {row["job"] for row in rows}):
+        job = {**failing[name], "plan": {**plan, **failing[name].get("plan", {})}}
+        try:
+            newer = rows_of_both_arms(name, job, rows[0], manifest, output, device)
+        except DriverError as problem:
+            print(f"{name} was not run: {problem}", flush=True)
             continue
-        fields = yaml.safe_load(path.read_text())
-        found.append(
-            FailingJob(
-                name=path.stem,
-                failure_class=fields["class"],
-                plan={**plan, **fields.get("plan", {})},
-                faults=fields.get("faults", ()),
-                ballast_gib=fields.get("ballastGiB", 0),
-                recovery=fields.get("recovery", {}),
-                ends=fields.get("ends", "Complete"),
-            )
-        )
-    return found
+        others = [row for row in rows[1:] if row["job"] != name]
+        rows = [rows[0], *sorted([*others, *newer], key=lambda row: str(row["job"]))]
+        save(rows, output)
 
 
-def run(job: FailingJob, arm: Arm, manifest: Mapping[str, Any], output: Path, device: str, deadline: float) -> Run:
-    """Run the job once, within the time that is left. Leaves no process, checkpoint or model."""
-    folder = output / "runs" / job.name / arm
+def rows_of_both_arms(name: str, job: Job, calm: Row, manifest: Job, output: Path, device: str) -> list[Row]:
+    ballast_gib = job.get("ballastGiB", 0)
+    with ballast(hold_bytes=ballast_gib * GIB) if ballast_gib else nullcontext():
+        without, recovered = (run(name, arm, job, manifest, output, device) for arm in ("without", "with"))
+    ends = OUT_OF_MEMORY if job.get("ends") == "GiveUp" else (ExitCode.COMPLETE,)
+    differences = [abs(mine - other) for mine, other in zip(recovered["rewards"], calm["rewards"], strict=False)]
+    return [
+        without | {"as_intended": without["exit_code"] in OUT_OF_MEMORY, "diagnoses": diagnoses_of(name, job, output)},
+        recovered
+        | {
+            "as_intended": recovered["exit_code"] in ends,
+            "largest_reward_difference": max(differences, default=None),
+        },
+    ]
+
+
+def run(name: str, arm: str, job: Job, manifest: Job, output: Path, device: str) -> Row:
+    """Run the job once. Leaves no process, checkpoint or model."""
+    folder = output / "runs" / name / arm
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     spec = {**manifest["spec"], "memory": {"mode": "Disabled" if arm == "without" else "Auto"}}
-    spec["recovery"] = {**spec.get("recovery", {}), **job.recovery}
-    if job.faults:
-        spec["faultInjection"] = {"enabled": True, "faults": list(job.faults)}
+    spec["recovery"] = {**spec.get("recovery", {}), **job.get("recovery", {})}
+    if faults := job.get("faults"):
+        spec["faultInjection"] = {"enabled": True, "faults": faults}
     (folder / "job.yaml").write_text(yaml.safe_dump({**manifest, "spec": spec}))
-    (folder / "plan.json").write_text(json.dumps(dict(job.plan)))
-    rljob = (sys.executable, "-m", "rljob_client")
-    options: list[str | Path] = ["--plan", folder / "plan.json", "--output", folder / "run", "--device", device]
+    (folder / "plan.json").write_text(json.dumps(job["plan"]))
+    command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
+    command += ["--plan", folder / "plan.json", "--output", folder / "run", "--device", device]
     begun = time.monotonic()
-    seconds = min(LONGEST_RUN_SECONDS, max(deadline - begun, 1.0))
-    exit_code = run_for(
-        [*rljob, "run", folder / "job.yaml", *options], folder / "terminal.log", seconds, os.environ | VARIABLES
-    )
+    exit_code = run_for(command, folder / "terminal.log", LONGEST_RUN_SECONDS, os.environ | VARIABLES)
+    seconds = round(time.monotonic() - begun, 1)
     for large in ("checkpoints", "model"):
         shutil.rmtree(folder / "run" / large, ignore_errors=True)
-    summary, ledger = folder / "run" / "summary.json", folder / "run" / "ledger.jsonl"
-    return Run(
-        exit_code,
-        round(time.monotonic() - begun, 1),
-        json.loads(summary.read_text()) if summary.exists() else {},
-        [parse_record(text) for text in ledger.read_bytes().splitlines()] if ledger.exists() else [],
-    )
+    file = folder / "run" / "summary.json"
+    summary = json.loads(file.read_text()) if file.exists() else {}
+    file = folder / "run" / "ledger.jsonl"
+    ledger = [parse_record(text) for text in file.read_bytes().splitlines()] if file.exists() else []
+    changes = plan_change_records(ledger)
+    rewards = [record.reward.mean for record in step_records(ledger)]
+    print(f"{seconds:6.1f} s  {name:<20} {arm:<8} exit {exit_code}, {len(rewards)} steps", flush=True)
+    return {
+        "job": name,
+        "class": job["class"],
+        "arm": arm,
+        "injected": bool(faults),
+        "exit_code": exit_code,
+        "exit_reason": summary.get("exit_reason", ""),
+        "attempts": summary.get("attempts"),
+        "seconds": seconds,
+        "start": next((record.seconds for record in ledger if isinstance(record, ReadyRecord)), {}),
+        "rewards": rewards,
+        "remedies": [remedy_of(record) for record in changes],
+        "seconds_lost": sum(record.change.seconds_to_recover or 0.0 for record in changes),
+    }
 
 
-def diagnoses_of(job: FailingJob, output: Path) -> list[dict[str, Any]]:
+def remedy_of(record: PlanChangeRecord) -> Row:
+    """A change of the plan: its diagnosis, and its effect in bytes and in seconds, in all and by part."""
+    change, remedy = record.change, record.change.remedy
+    return {
+        "diagnosed": change.diagnosis.class_name,
+        "confidence": change.diagnosis.confidence,
+        "setting": remedy.setting,
+        "before": remedy.before,
+        "after": remedy.after,
+        "level": change.level,
+        "expected_bytes": remedy.expected_bytes,
+        "observed_bytes": remedy.observed_bytes,
+        "seconds": change.seconds_to_recover,
+        "parts": record.seconds,
+    }
+
+
+def diagnoses_of(name: str, job: Job, output: Path) -> list[Row]:
     """Diagnoses by `rljob diagnose` of the run without recovery; its evidence is packed."""
-    failure = output / "failures" / job.failure_class / f"job-{job.name}"
+    failure = output / "failures" / job["class"] / f"job-{name}"
     failure.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(failure, ignore_errors=True)
     try:
-        (output / "runs" / job.name / "without" / "run").rename(failure)
-        pack(failure, output / "recorded", f"job {job.name} of bench/programs/failing_jobs")
-        return diagnose(failure)
+        (output / "runs" / name / "without" / "run").rename(failure)
+        pack(failure, output / "recorded", f"job {name} of bench/programs/failing_jobs")
+        return [{key: found[key] for key in ("class", "confidence")} for found in diagnose(failure)]
     except (subprocess.SubprocessError, ValueError, OSError) as problem:
         return [{"problem": str(problem)[:300]}]
 
 
-def save(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+def save(rows: list[Row], output: Path) -> None:
     """Write the record and the packed evidence so far."""
-    record(
-        "recovered_jobs",
-        [dict(row) for row in rows],
-        "each job of bench/programs/failing_jobs, without recovery and with",
-        output,
-    )
+    record("recovered_jobs", rows, "each job of bench/programs/failing_jobs, without recovery and with", output)
     with tarfile.open(output / "recorded.tar.gz", "w:gz") as archive:
         if (output / "recorded").exists():
             archive.add(output / "recorded", "recorded")
@@ -174,5 +176,4 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=Path, default=JOBS, help="folder with the jobs")
     parser.add_argument("--only", nargs="*", default=[], metavar="JOB", help="jobs to run, recorded or not")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--seconds", type=float, default=540, help="end what still runs after so long")
     main(**vars(parser.parse_args()))

@@ -10,10 +10,9 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts x 8 responses a ste
 
 4B: responses of 4,096 tokens. 8B and 14B: 1,024 tokens, and for 14B `policy.optimizer.moments: bfloat16`.
 
-Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has. The first
-step of each arm is warm-up and is not counted. Each row has the differences between the log-probabilities of engine and
-policy, and the KV cache that the plan has for each GPU. `--smoke`: a tiny model on the CPU, with two
-processes of each role; asserts that both sizes of engine complete and agree with the policy, and records nothing.
+Records one row for each arm in `bench/results/tensor_parallel.json`, after those that it already has. The first step is
+not counted. `--smoke`: a tiny model on the CPU, with two processes of each role; asserts that both sizes of engine
+complete and agree with the policy, and records nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +20,16 @@ from __future__ import annotations
 from typing import Any
 
 from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""
-SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
 SMOKE_TOLERANCE = 1e-4
 """Between log-probabilities in float32."""
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     model = arm.partition("-")[2] or "4b"
-    tokens = 4096 if model == "4b" else 1024
-    job = (
-        generating_job(SMOKE_SHAPE, steps, prompts=4, group_size=4, response_tokens=16)
-        if smoke
-        else generating_job(SHAPES[model], steps, prompts=16, group_size=8, response_tokens=tokens)
-    )
+    job = generating_job(model, steps, 16, 4096 if model == "4b" else 1024, smoke=smoke)
     policy: dict[str, Any] = {"gpusPerReplica": 2}
     if model == "14b":
         policy["optimizer"] = {"moments": "bfloat16"}

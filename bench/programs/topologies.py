@@ -12,94 +12,61 @@ Arms (Qwen3's shapes with random weights in bfloat16; the memory plan decides wh
 0.6B: 32 prompts x 8 responses of 1,024 tokens a step. 8B: 16 prompts x 8 responses of 1,024 tokens. Mixed lengths: 0.6B
 with so many ends of sequence in generation_config.json that a random model ends a response after 500 tokens on average.
 
-Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step of each
-arm is warm-up and is not counted. The idle share of each GPU is measured (NVML); that of each role follows from the
-seconds of the phases. The memory of the GPU of the engine is that of a GPU with a policy module (colocated) and of one
-without (disaggregated). Each row has the differences between the log-probabilities of engine and policy: with
-`maxStaleness: 1` the engine has older weights. `--smoke`: a tiny model on any device; records nothing.
+Records one row for each arm in `bench/results/topologies.json`, after those that it already has. The first step is not
+counted. The idle share of each GPU is measured (NVML). `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from bench.harness.model_place import written_model
-from bench.harness.run_arms import Arms, Row, generating_job
-from bench.harness.shapes import SHAPES
+from bench.harness.run_arms import Arms, generating_job
+from rljob_trainer.models.resolve import resolve_model
 
 SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},
     "disaggregated": {"topology": "Disaggregated", "policy": {"gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 1}},
 }
-SPECS |= dict.fromkeys(("overlapped", "mixed", "partial"), SPECS["disaggregated"])
-OVERLAPPED = ("overlapped", "mixed", "partial")
+SPECS["overlapped"] = SPECS["disaggregated"]
+NAMES = [*SPECS, *(f"{arm}-8b" for arm in SPECS)]
+MIXED = ("mixed", "partial")
 PROMPTS = {"0.6b": 32, "8b": 16}
-SMOKE_SHAPE = "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false"
-BUSY_PHASES: dict[str, dict[str, tuple[str, ...]]] = {
-    "colocated": {"policy": ("rollout", "update", "sync"), "rollout": ("rollout", "update", "sync")},
-    "disaggregated": {"policy": ("update", "sync"), "rollout": ("rollout", "sync")},
-    **{kind: {"policy": ("update", "sync")} for kind in OVERLAPPED},
-}
-"""Phases in which the GPU of a process of this role works. Overlapped: `rollout` is only the wait for the engine."""
-NAMES = [*SPECS, *(f"{arm}-8b" for arm in ("colocated", "disaggregated", "overlapped"))]
 MEAN_LENGTH = 500
 """Tokens of a response of mixed length: they are distributed geometrically."""
 
 
-def parts_of(arm: str) -> tuple[str, str]:
-    """Kind of the arm, and size of its model."""
-    kind, _, size = arm.partition("-")
-    return kind, size or "0.6b"
-
-
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
-    kind, size = parts_of(arm)
-    job = (
-        generating_job(SMOKE_SHAPE, steps, prompts=4, group_size=4, response_tokens=16)
-        if smoke
-        else generating_job(SHAPES[size], steps, prompts=PROMPTS[size], group_size=8, response_tokens=1024)
-    )
-    job |= SPECS[kind]
+    kind, _, size = arm.partition("-")
+    size = size or "0.6b"
+    job = generating_job(size, steps, PROMPTS[size], 1024, smoke=smoke)
     algorithm = job["algorithm"]
-    algorithm["maxStaleness"] = int(kind in OVERLAPPED)
-    if kind in ("mixed", "partial"):
+    algorithm["maxStaleness"] = int(kind in ("overlapped", *MIXED))
+    if kind in MIXED:
         del algorithm["ignoreEndOfSequence"]
         algorithm["maxResponseTokens"] = 16 if smoke else 4000
-        job["model"]["uri"] = model_that_ends(job)
+        job["model"]["uri"] = model_that_ends(job["model"]["uri"] + "&seed=1")
     if kind == "partial":
         algorithm["partialRolloutPrompts"] = 1 if smoke else 8
-    return job
+    return SPECS["overlapped" if kind in MIXED else kind] | job
 
 
-def model_that_ends(job: dict[str, Any]) -> str:
-    """The job's model with another seed, and with an end of sequence among 1 of `MEAN_LENGTH` tokens."""
-    directory = written_model(job | {"model": {"uri": job["model"]["uri"] + "&seed=1"}})
-    ends = json.loads((directory / "config.json").read_text())["vocab_size"] // MEAN_LENGTH
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(2, 2 + max(ends, 8)))}))
+def model_that_ends(uri: str) -> str:
+    """The URI of a copy of the random model in which 1 of `MEAN_LENGTH` tokens is an end of sequence."""
+    directory: Path = resolve_model(uri)
+    ends = max(json.loads((directory / "config.json").read_text())["vocab_size"] // MEAN_LENGTH, 8)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(2, 2 + ends))}))
     return f"file://{directory}"
-
-
-def idle_shares(arm: str, row: Row) -> Row:
-    if "seconds_per_step" not in row:
-        return {}
-    seconds, total = row["seconds_by_phase"], row["seconds_per_step"]
-    busy_phases = BUSY_PHASES[parts_of(arm)[0]]
-    return {
-        "idle_share": {
-            role: 1 - sum(seconds.get(phase, 0.0) for phase in busy) / total for role, busy in busy_phases.items()
-        }
-    }
 
 
 if __name__ == "__main__":
     Arms(
         "topologies",
         spec_of,
-        NAMES,
+        [*NAMES, *MIXED],
         "Qwen3-0.6B's shape with 256 responses of 1,024 tokens a step, Qwen3-8B's with 128; random weights",
         steps=6,
         gpus=2,
-        figures=idle_shares,
-        smoke_names=list(SPECS),
+        smoke_names=[*SPECS, *MIXED],
     ).main(__doc__)

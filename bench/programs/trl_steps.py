@@ -21,7 +21,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.harness.device_memory import DevicePeak
+from bench.harness.samplers import DevicePeak
 
 
 class StepClock(TrainerCallback):
@@ -37,38 +37,26 @@ class StepClock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.begun)
 
 
-def main(
-    model_dir: str,
-    steps: int,
-    prompts: int,
-    group_size: int,
-    response_tokens: int,
-    micro_batch: int,
-    dtype: str,
-    gradient_checkpointing: bool,
-    engine_share: float,
-    awake: bool,
-    given_up_on_memory: bool,
-) -> None:
+def main(given: argparse.Namespace) -> None:
     begun = time.perf_counter()
-    completions = prompts * group_size
+    completions, response_tokens = given.prompts * given.group_size, given.response_tokens
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        max_steps=steps,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=completions // micro_batch,
-        num_generations=group_size,
+        max_steps=given.steps,
+        per_device_train_batch_size=given.micro_batch,
+        gradient_accumulation_steps=completions // given.micro_batch,
+        num_generations=given.group_size,
         max_completion_length=response_tokens,
         generation_kwargs={"ignore_eos": True},
         learning_rate=1e-6,
         beta=0.0,
         bf16=True,
-        model_init_kwargs={"dtype": dtype},
-        gradient_checkpointing=gradient_checkpointing,
+        model_init_kwargs={"dtype": given.dtype},
+        gradient_checkpointing=given.gradient_checkpointing,
         use_vllm=True,
         vllm_mode="colocate",
-        vllm_enable_sleep_mode=not awake,
-        vllm_gpu_memory_utilization=engine_share,
+        vllm_enable_sleep_mode=not given.awake,
+        vllm_gpu_memory_utilization=given.engine_share,
         vllm_max_model_length=response_tokens + 16,
         report_to=[],
         save_strategy="no",
@@ -78,9 +66,9 @@ def main(
     clock, device = StepClock(), DevicePeak()
     device.start()
     trainer = GRPOTrainer(
-        model=model_dir,
+        model=given.model_dir,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(prompts * steps)]),
+        train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(given.prompts * given.steps)]),
         reward_funcs=lambda completions, **_kwargs: [float(len(set(text))) for text in completions],
         callbacks=[clock],
     )
@@ -89,32 +77,21 @@ def main(
     try:
         trainer.train()
     except torch.OutOfMemoryError as error:
-        if not given_up_on_memory:
+        if not given.given_up_on_memory:
             raise
         failure = str(error)
-    # The first step pays for warm-up, here as in the other arm.
-    counted = clock.seconds[2:]
-    rates = (
-        {
-            "seconds_per_step": statistics.median(counted),
-            "tokens_per_second": completions * response_tokens / statistics.median(counted),
-        }
-        if counted
-        else {}
-    )
-    print(
-        json.dumps(
-            {
-                "start_up_seconds": start_up_seconds,
-                "all_seconds": clock.seconds,
-                **rates,
-                **({"failure": failure} if failure else {}),
-                "device_peak_bytes": device.peak_bytes,
-                "torch_peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "torch_peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-            }
-        )
-    )
+    row = {
+        "start_up_seconds": start_up_seconds,
+        "all_seconds": clock.seconds,
+        "device_peak_bytes": device.peak_bytes,
+        "torch_peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "torch_peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+    # The first steps pay for warm-up, here as in the other arm.
+    if counted := clock.seconds[2:]:
+        seconds = statistics.median(counted)
+        row |= {"seconds_per_step": seconds, "tokens_per_second": completions * response_tokens / seconds}
+    print(json.dumps(row | ({"failure": failure} if failure else {})))
 
 
 if __name__ == "__main__":
@@ -134,4 +111,4 @@ if __name__ == "__main__":
         action="store_true",
         help="if memory runs out, report the steps until then instead of failing",
     )
-    main(**vars(parser.parse_args()))
+    main(parser.parse_args())

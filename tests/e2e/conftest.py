@@ -1,4 +1,4 @@
-"""Shared by the end-to-end tests: a real cluster on this machine, with a namespace for each test."""
+"""Shared by the end-to-end tests: a real cluster on this machine, images, the installed operator, and namespaces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 
 from rljob_cluster import cluster as cluster_module
-from rljob_cluster.images import load_archive
+from rljob_cluster.images import load, load_archive
 from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.oci_archive import SmallImage, write_archive
 from rljob_cluster.progress import Progress
 from rljob_cluster.requirements import missing_packages
+from rljob_testing.cluster.installed_operator import InstalledOperator
 from rljob_testing.cluster.kubectl import Kubectl
+from tests.e2e.image_container import build_images, missing
+from tests.e2e.test_built_images import OPERATOR, TRAINER
 
 BUSYBOX = "localhost/rljob-cluster/busybox:1"
 
@@ -69,3 +72,23 @@ def busybox(cluster: ClusterLayout, tmp_path_factory: pytest.TempPathFactory) ->
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests that end the cluster come before those that keep something in it."""
     items.sort(key=lambda item: "test_cluster_lifecycle" not in item.nodeid)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: ClusterLayout) -> InstalledOperator:
+    """The operator, installed by Helm, with the images of this checkout on both nodes."""
+    if lacking := missing():
+        pytest.skip(f"images: {lacking}")
+    build_images("operator", "trainer")
+    for image in (OPERATOR, TRAINER):
+        load(cluster, image)
+    installed = InstalledOperator(cluster)
+    installed.install()
+    return installed
+
+
+@pytest.fixture
+def jobs(operator: InstalledOperator, namespace: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, with an operator that looks after it; its jobs go with the test."""
+    yield namespace
+    namespace("delete", "rljobs", "--all", "--wait=false")

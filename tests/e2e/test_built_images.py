@@ -88,7 +88,7 @@ class TestBoth:
 class TestOperator:
     def test_it_is_small_and_carries_no_torch(self, operator: ImageContainer) -> None:
         assert size(OPERATOR) < 200 * MEGABYTE
-        heavy = ("torch", "vllm", "ray", "transformers", "numpy", "rljob_client", "rljob_trainer")
+        heavy = ("torch", "vllm", "ray", "transformers", "numpy", "rljob_trainer")
         assert python(operator, f"import importlib.util as u; print([n for n in {heavy} if u.find_spec(n)])") == "[]"
 
     def test_its_program_starts(self, operator: ImageContainer) -> None:
@@ -123,9 +123,6 @@ print(*sorted({name(r.name) for r in required if not r.marker or r.marker.evalua
     def test_its_label_tells_the_torch_version(self, trainer: ImageContainer) -> None:
         installed = python(trainer, "import torch; print(torch.__version__.partition('+')[0])")
         assert trainer.config["Labels"]["dev.rljob.torch-version"] == installed
-
-    def test_everything_it_runs_on_is_importable(self, trainer: ImageContainer) -> None:
-        python(trainer, "import ray, torch, torch.distributed.fsdp, rljob_client.cli; from vllm import LLM")
 
     def test_asking_for_a_gpu_raises_as_it_does_with_nvidias_libraries(self, trainer: ImageContainer) -> None:
         code = """

@@ -1,4 +1,4 @@
-"""The cluster starts and stops cleanly, also after failures. These tests stop it and start it again."""
+"""The test cluster starts and stops cleanly, also after failures. Some tests stop it and start it again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from rljob_cluster import cgroups, machine
 from rljob_cluster import cluster as cluster_module
-from rljob_cluster.fake_nodes import TAINT, add
 from rljob_cluster.layout import CGROUP, ClusterLayout
 from rljob_cluster.machine_init import KUBELET_SYSCTLS
 from rljob_cluster.node_status import reports_ready
@@ -26,7 +26,37 @@ from rljob_cluster.status import Component, components
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.operator.eventually import EFFECT_SECONDS
 from rljob_testing.patience import Deadline
-from tests.e2e.pods import is_unschedulable, phase, shell_pod
+
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "runAsGroup": 10001,
+    "fsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def shell_pod(name: str, image: str, script: str) -> dict[str, Any]:
+    """A pod whose one container, `shell`, runs the script."""
+    container: dict[str, Any] = {
+        "name": "shell",
+        "image": image,
+        "args": [script],
+        "securityContext": RESTRICTED_CONTAINER,
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": RESTRICTED_POD,
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+
+
+def phase(pod: dict[str, Any]) -> str:
+    return str(pod["status"].get("phase", ""))
+
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
 PROGRESS = Progress(Console(stderr=True))
@@ -36,13 +66,6 @@ PROGRESS = Progress(Console(stderr=True))
 def left_up(cluster: ClusterLayout) -> Iterator[None]:
     yield
     cluster_module.up(cluster, PROGRESS)
-
-
-def test_a_cluster_that_is_up_stays_as_it_is(kubectl: Kubectl) -> None:
-    before = kubectl.get("namespace", "kube-system")["metadata"]["uid"]
-    again = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, check=True)
-    assert "the cluster is up" in again.stdout
-    assert kubectl.get("namespace", "kube-system")["metadata"]["uid"] == before
 
 
 def test_ending_the_cluster_leaves_only_programs_and_images(
@@ -83,37 +106,6 @@ def test_an_interrupted_start_is_made_good_by_the_next(
     assert ready_nodes(kubectl) == {"cpu-node", "gpu-node"}
 
 
-def test_a_killed_component_is_started_again(cluster: ClusterLayout) -> None:
-    wait_until(lambda: any(found.name == "kube-scheduler" for found in present()))
-    killed = running("kube-scheduler")
-    os.kill(killed.pid, signal.SIGKILL)
-    wait_until(lambda: any(found.name == killed.name and found.pid != killed.pid for found in present()))
-
-
-def test_up_gives_a_node_its_gpus_back_after_its_kubelet_lost_them(cluster: ClusterLayout, kubectl: Kubectl) -> None:
-    none = json.dumps({"status": {"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}}})
-    before = machine.first_process()
-    kubectl("patch", "node", "gpu-node", "--subresource=status", "--type=merge", "-p", none)
-    cluster_module.up(cluster, PROGRESS)
-    assert machine.first_process() == before
-    assert kubectl.get("node", "gpu-node")["status"]["allocatable"]["nvidia.com/gpu"] == "8"
-
-
-def test_fake_nodes_take_only_pods_that_tolerate_them(cluster: ClusterLayout, kubectl: Kubectl, busybox: str) -> None:
-    add(cluster, 3, PROGRESS)
-    wait_until(lambda: {"fake-000", "fake-001", "fake-002"} <= ready_nodes(kubectl))
-    selector = {"nodeSelector": {"type": "kwok"}}
-    refused = shell_pod("refused", busybox, "true")
-    refused["spec"] |= selector
-    tolerated = shell_pod("tolerated", busybox, "true")
-    tolerated["spec"] |= selector | {"tolerations": [{"key": TAINT, "operator": "Exists"}]}
-    kubectl.apply(refused, tolerated)
-    kubectl.wait("pod", "tolerated", lambda pod: phase(pod) in {"Running", "Succeeded"})
-    kubectl.wait("pod", "refused", is_unschedulable)
-    kubectl("delete", "pod", "refused", "tolerated")
-    kubectl("delete", "node", "-l", "type=kwok")
-
-
 # --- what there is on this machine ---
 
 
@@ -142,10 +134,6 @@ def printed(*command: str) -> list[str]:
 def present() -> list[Component]:
     first = machine.first_process()
     return components(first) if first else []
-
-
-def running(name: str) -> Component:
-    return next(component for component in present() if component.name == name)
 
 
 def ready_nodes(kubectl: Kubectl) -> set[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
-from rljob_testing.induced_failures.card import has_gpu
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.policy.compiled_layers import compile_layers
+from rljob_trainer.policy.model import read_policy_model
 
 pytestmark = pytest.mark.gpu
 SMALL_TO_LARGE_TOKENS = (90, 1_000, 4_100, 9_000, 16_380)  # none is a dimension of the layer
@@ -13,15 +17,6 @@ MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=2&heads=16&kvHeads=
 
 @pytest.mark.parametrize("lengths", [SMALL_TO_LARGE_TOKENS, SMALL_TO_LARGE_TOKENS[::-1]], ids=["grows", "shrinks"])
 def test_a_micro_batch_of_another_length_compiles_no_layer(lengths: tuple[int, ...]) -> None:
-    if not has_gpu():
-        pytest.skip("needs an NVIDIA GPU")
-    import torch
-    from torch._dynamo.utils import counters
-
-    from rljob_trainer.models.resolve import resolve_model
-    from rljob_trainer.policy.compiled_layers import compile_layers
-    from rljob_trainer.policy.model import read_policy_model
-
     torch.compiler.reset()
     counters.clear()
     model = read_policy_model(resolve_model(MODEL), temperature=1.0, chunk_tokens=256).to("cuda", torch.bfloat16)

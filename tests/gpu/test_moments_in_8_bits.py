@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from rljob_testing.induced_failures.card import has_gpu
+from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.optimizer import MasterAdamW
 
 pytestmark = pytest.mark.gpu
 ELEMENTS = 1 << 28
@@ -18,12 +22,6 @@ SECONDS = 2.0 * ELEMENTS / 8.19e9
 
 
 def optimizer_of(rows: int, columns: int, matrices: int, *, offload: bool, bucket: int) -> Any:
-    import torch
-    from torch import nn
-
-    from rljob_trainer.policy.config import PolicyConfig
-    from rljob_trainer.policy.optimizer import MasterAdamW
-
     draw = torch.Generator("cuda").manual_seed(0)
     model = nn.Module()
     for number in range(matrices):
@@ -35,8 +33,6 @@ def optimizer_of(rows: int, columns: int, matrices: int, *, offload: bool, bucke
 
 
 def step(optimizer: Any, seed: int) -> None:
-    import torch
-
     draw = torch.Generator("cuda").manual_seed(seed)
     for parameter in optimizer.parameters.values():
         noise = torch.randn(parameter.shape, device="cuda", generator=draw, dtype=parameter.dtype)
@@ -46,10 +42,6 @@ def step(optimizer: Any, seed: int) -> None:
 
 
 def test_a_step_gives_the_same_bits_streamed_and_in_other_buckets() -> None:
-    if not has_gpu():
-        pytest.skip("needs an NVIDIA GPU")
-    import torch
-
     results = []
     for offload, bucket in ((False, 1 << 25), (True, 1 << 25), (False, 1 << 22), (True, 3_000_000)):
         optimizer = optimizer_of(4099, 1001, 6, offload=offload, bucket=bucket)
@@ -69,12 +61,6 @@ def test_a_step_gives_the_same_bits_streamed_and_in_other_buckets() -> None:
 
 
 def test_a_step_takes_at_most_two_seconds_for_8_billion_parameters() -> None:
-    if not has_gpu():
-        pytest.skip("needs an NVIDIA GPU")
-    import torch
-
-    from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
-
     optimizer = optimizer_of(1 << 14, 1 << 12, 4, offload=False, bucket=1 << 25)
     step(optimizer, 0)
     for parameter in optimizer.parameters.values():

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from rljob_testing.induced_failures.card import has_gpu
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.policy.frozen_weights import read_frozen_weights
+from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
+from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
+from rljob_trainer.policy.model import build_policy_model, sent_name
+from rljob_trainer.policy.weight_loading import load_weights
+from rljob_trainer.weight_sync.ipc import fresh_buffer
 
 pytestmark = pytest.mark.gpu
 MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=4&heads=16&kvHeads=8&headDim=128&vocabulary=8192&tied=true"
@@ -16,14 +24,6 @@ MIB = 1 << 20
 @pytest.fixture
 def model() -> Any:
     """In bfloat16 on the GPU: norms are trained, all other weights are frozen."""
-    if not has_gpu():
-        pytest.skip("needs an NVIDIA GPU")
-    import torch
-
-    from rljob_trainer.models.resolve import resolve_model
-    from rljob_trainer.policy.model import build_policy_model, sent_name
-    from rljob_trainer.policy.weight_loading import load_weights
-
     torch.cuda.empty_cache()
     directory = resolve_model(f"{MODEL}&dtype=bfloat16")
     built = build_policy_model(directory, temperature=1.0, chunk_tokens=256, dtype=torch.bfloat16)
@@ -37,16 +37,6 @@ def model() -> Any:
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("from_files", [False, True])
 def test_weights_leave_the_gpu_and_return(model: Any, expandable: bool, from_files: bool) -> None:
-    import torch
-
-    from rljob_trainer.models.resolve import resolve_model
-    from rljob_trainer.policy.frozen_weights import read_frozen_weights
-    from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
-    from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
-    from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
-    from rljob_trainer.policy.model import sent_name
-    from rljob_trainer.weight_sync.ipc import fresh_buffer
-
     def read() -> None:
         read_frozen_weights([model], resolve_model(f"{MODEL}&dtype=bfloat16"), "cuda", sent_name)
 
@@ -78,10 +68,6 @@ def test_weights_leave_the_gpu_and_return(model: Any, expandable: bool, from_fil
 
 
 def test_weights_that_find_no_room_stay_away(model: Any) -> None:
-    import torch
-
-    from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
-
     weights = sum(each.nbytes for each in model.parameters())
     expected = {name: each.detach().cpu() for name, each in model.named_parameters()}
     offload = PolicyOffload([model], torch.device("cuda"))

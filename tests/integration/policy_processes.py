@@ -7,7 +7,7 @@ not import them four times.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -40,6 +41,11 @@ _processes.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
     ]
 )
+
+
+def sweep(quick: Iterable[tuple[Any, ...]], *others: tuple[Any, ...]) -> list[Any]:
+    """Parameters of a test: those of `quick`, in which every value occurs, and others that run with --long."""
+    return [*quick, *(pytest.param(*values, marks=pytest.mark.long) for values in others)]
 
 
 class PolicyProcesses:

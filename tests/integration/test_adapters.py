@@ -48,27 +48,22 @@ def options(module: str, name: str, given: dict[str, Any], wanted: list[str], **
     return found
 
 
-def test_transformers_accumulates_smaller_micro_batches() -> None:
-    given = {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 3}
-    found = options("transformers", "TrainingArguments", given, BATCH, microBatchTokens=0.5)
-    assert found == {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 6}
+def test_transformers_accumulates_smaller_micro_batches_and_logs_every_change() -> None:
+    code = CONFIG.format(module="transformers", name="TrainingArguments")
+    given = json.dumps({"per_device_train_batch_size": 12, "gradient_accumulation_steps": 3})
+    changes = {"microBatchTokens": 0.5, "activationCheckpointing": True, "optimizerOffload": True}
+    output, errors = adapted("TRL", code, given, json.dumps(BATCH), changes=changes)
+    assert json.loads(output) == {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 6}
+    assert "per_device_train_batch_size 12 -> 6; gradient_accumulation_steps 3 -> 6" in errors
+    assert "gradient_checkpointing False -> True" in errors
+    assert "optimizerOffload is not possible" in errors
 
 
 def test_without_changes_every_option_stays() -> None:
-    output, errors = adapted(
-        "TRL", CONFIG.format(module="transformers", name="TrainingArguments"), "{}", json.dumps(BATCH), changes={}
-    )
+    code = CONFIG.format(module="transformers", name="TrainingArguments")
+    output, errors = adapted("TRL", code, "{}", json.dumps(BATCH), changes={})
     assert json.loads(output) == {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     assert "rljob" not in errors
-
-
-def test_the_log_names_every_change() -> None:
-    code = CONFIG.format(module="transformers", name="TrainingArguments")
-    changes = {"microBatchTokens": 0.25, "activationCheckpointing": True, "optimizerOffload": True}
-    _, errors = adapted("TRL", code, "{}", "[]", changes=changes)
-    assert "per_device_train_batch_size 8 -> 2; gradient_accumulation_steps 1 -> 4" in errors
-    assert "gradient_checkpointing False -> True" in errors
-    assert "optimizerOffload is not possible" in errors
 
 
 def installed(package: str) -> bool:
@@ -129,75 +124,62 @@ def main(config):
 
 main()
 """
-MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
-MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
-LOGPROB = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
-TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-LOGPROB_TOKENS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
-SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
-OFFLOAD = "actor_rollout_ref.actor.fsdp_config.optimizer_offload"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MICRO, LOGPROB = f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+TOKENS, LOGPROB_TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
-SLEEP = "actor_rollout_ref.rollout.free_cache_engine"
-BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+SLEEP = f"{ROLLOUT}.free_cache_engine"
+IN_ANY_ENGINE = ("veomni", "torchtitan", "megatron")
 
 
-def composed(tmp_path: Path, *overrides: str, changes: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+@verl
+@pytest.mark.parametrize(
+    ("overrides", "changes", "expected"),
+    [
+        (
+            [f"{MICRO}=8", f"{LOGPROB}=6"],
+            {"microBatchTokens": 0.5},
+            {MICRO: 4, LOGPROB: 3, f"{ACTOR}.ppo_mini_batch_size": 256, TOKENS: 16384},
+        ),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=true", "data.max_response_length=7680"],
+            {"microBatchTokens": 0.25},
+            {TOKENS: 8192, LOGPROB_TOKENS: 8192, MICRO: None},
+        ),
+        (
+            [
+                *(f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ulysses_sequence_parallel_size=4"),
+                *("data.max_prompt_length=1024", "data.max_response_length=31744"),
+            ],
+            {"microBatchTokens": 0.5},
+            {TOKENS: 8192, LOGPROB_TOKENS: 8192},
+        ),
+        (
+            [f"{CHECKPOINTING}=false", f"{SLEEP}=false"],
+            {"kvCache": 0.75, "activationCheckpointing": True, "rolloutSleep": "Level1", "syncBucketSize": 0.25},
+            {
+                f"{ROLLOUT}.gpu_memory_utilization": 0.375,
+                CHECKPOINTING: True,
+                SLEEP: True,
+                f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 512,
+            },
+        ),
+        ([], {"optimizerOffload": True}, {f"{ACTOR}.fsdp_config.optimizer_offload": True}),
+        *(
+            ([f"model_engine={name}"], {"optimizerOffload": True}, {f"{ACTOR}.{name}.optimizer_offload": True})
+            for name in IN_ANY_ENGINE
+        ),
+    ],
+)
+def test_verl_gets_the_settings_of_the_plan(
+    tmp_path: Path, overrides: list[str], changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert VERL is not None
     assert VERL.submodule_search_locations is not None
-    path = f"{VERL.submodule_search_locations[0]}/trainer/config"
-    folder = ["hydra.run.dir=" + str(tmp_path), "hydra.output_subdir=null"]
-    output, _ = adapted("Verl", MAIN.format(path=path, wanted=wanted), *folder, *overrides, changes=changes)
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
-
-
-@verl
-def test_verl_gets_smaller_micro_batches_of_the_same_mini_batch(tmp_path: Path) -> None:
-    overrides = [f"{MICRO}=8", f"{LOGPROB}=6"]
-    found = composed(tmp_path, *overrides, changes={"microBatchTokens": 0.5}, wanted=[MICRO, LOGPROB, MINI, TOKENS])
-    assert found == {MICRO: 4, LOGPROB: 3, MINI: 256, TOKENS: 16384}
-
-
-@verl
-def test_verl_gets_a_smaller_token_budget_for_the_longest_sequence(tmp_path: Path) -> None:
-    overrides = ["actor_rollout_ref.actor.use_dynamic_bsz=true", "data.max_response_length=7680"]
-    wanted = [TOKENS, LOGPROB_TOKENS, MICRO]
-    found = composed(tmp_path, *overrides, changes={"microBatchTokens": 0.25}, wanted=wanted)
-    assert found == {TOKENS: 8192, LOGPROB_TOKENS: 8192, MICRO: None}
-
-
-@verl
-def test_verl_gets_the_other_settings_of_the_plan(tmp_path: Path) -> None:
-    changes = {
-        "kvCache": 0.75,
-        "optimizerOffload": True,
-        "activationCheckpointing": True,
-        "rolloutSleep": "Level1",
-        "syncBucketSize": 0.25,
-    }
-    overrides = [f"{CHECKPOINTING}=false", f"{SLEEP}=false"]
-    found = composed(tmp_path, *overrides, changes=changes, wanted=[SHARE, OFFLOAD, CHECKPOINTING, SLEEP, BUCKET])
-    assert found == {SHARE: 0.375, OFFLOAD: True, CHECKPOINTING: True, SLEEP: True, BUCKET: 512}
-
-
-@verl
-@pytest.mark.parametrize("engine", ["veomni", "torchtitan", "megatron"])
-def test_verl_offloads_the_optimizer_of_the_engine_in_use(tmp_path: Path, engine: str) -> None:
-    option = f"actor_rollout_ref.actor.{engine}.optimizer_offload"
-    found = composed(tmp_path, f"model_engine={engine}", changes={"optimizerOffload": True}, wanted=[option])
-    assert found == {option: True}
-
-
-@verl
-def test_gpus_of_verl_that_share_a_sequence_have_smaller_budgets(tmp_path: Path) -> None:
-    overrides = [
-        "actor_rollout_ref.actor.use_dynamic_bsz=true",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
-        "data.max_prompt_length=1024",
-        "data.max_response_length=31744",
-    ]
-    found = composed(tmp_path, *overrides, changes={"microBatchTokens": 0.5}, wanted=[TOKENS, LOGPROB_TOKENS])
-    assert found == {TOKENS: 8192, LOGPROB_TOKENS: 8192}
+    code = MAIN.format(path=f"{VERL.submodule_search_locations[0]}/trainer/config", wanted=list(expected))
+    folder = [f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null"]
+    output, _ = adapted("Verl", code, *folder, *overrides, changes=changes)
+    assert json.loads(output.splitlines()[-1]) == expected
 
 
 @verl

@@ -1,4 +1,4 @@
-"""Ranks read the rows of their own shards: the weights are those of the whole model, bit for bit."""
+"""Weights of a model directory in the policy: ranks read the rows of their own shards, as transformers loads them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_client.errors import BadInput
 from rljob_memory.planning.host_memory import READING_BYTES
 from rljob_testing.supported_models import KINDS
 from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.models.checkpoint import load_tokenizer
+from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import weight_loading
 from rljob_trainer.policy.float32_masters import joined
 from rljob_trainer.policy.frozen_weights import read_frozen_weights
@@ -180,3 +182,20 @@ def test_a_tied_head_with_other_values_is_refused(tmp_path: Path) -> None:
             read_policy_model(model_dir, temperature=1.0, chunk_tokens=64)
     with pytest.raises(BadInput, match=r"expected lm_head.weight to equal model.embed_tokens.weight .* found other"):
         build_policy_model(model_dir, temperature=1.0, chunk_tokens=64)
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("qwen3", "true"), ("llama", "false")])
+def test_transformers_loads_every_weight_and_no_other(tmp_path: Path, architecture: str, tied: str) -> None:
+    directory = resolve_model(f"random://{architecture}?tied={tied}", tmp_path)
+    model, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == (tied == "true")
+    logits = model(torch.tensor([[11, 46]])).logits
+    assert logits.shape == (1, 2, 64)
+    assert torch.isfinite(logits).all()
+
+
+def test_auto_tokenizer_and_the_torch_free_one_agree(tmp_path: Path) -> None:
+    directory = resolve_model("random://qwen3", tmp_path)
+    text = "3 + 4 = 7, x"
+    assert AutoTokenizer.from_pretrained(directory)(text).input_ids == load_tokenizer(directory)(text).input_ids

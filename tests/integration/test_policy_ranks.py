@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
+    PolicyProcesses,
     parameters,
     policy_config,
     policy_processes,
@@ -213,31 +214,6 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
     return {**counts, "micro_batches_of_second_update": len(second)}
 
 
-def test_token_logprobs_are_those_of_the_whole_logits_whatever_the_ranks(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", temperature=1.3)
-    batch = scored_batch(1)
-    with policy_processes(2, config) as policy:
-        found = policy.call("token_logprobs", batch)
-
-    plain = PlainTraining(config)
-    for rank in found:
-        assert [len(values) for values in rank] == [len(ids) for ids in batch.response_ids]
-        for i, values in enumerate(rank):
-            if len(values):
-                expected = plain.distribution(plain.model, batch, i)[0].detach().numpy()
-                np.testing.assert_allclose(values, expected, atol=1e-5)
-
-
-def test_activation_checkpointing_changes_no_bit(tmp_path: Path) -> None:
-    model_dir, digests = tiny_model(tmp_path / "model"), []
-    for enabled in (False, True):
-        memory = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7, activation_checkpointing=enabled)
-        with policy_processes(1, policy_config(model_dir, tmp_path / "run", memory=memory)) as policy:
-            policy.call("update", scored_batch(1))
-            digests += policy.call("weights_digest")
-    assert digests[0] == digests[1]
-
-
 def test_nothing_of_a_micro_batch_outlives_the_update(tmp_path: Path) -> None:
     config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
     with policy_processes(1, config) as policy:
@@ -261,45 +237,41 @@ def _hidden_states_alive(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
     return [max(alive), sum(state() is not None for state in seen)]
 
 
-def test_a_gradient_that_is_not_finite_is_thrown_away_and_said(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
-    broken = scored_batch(1)
-    broken.advantages[-1] = np.inf
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyProcesses]:
+    directory = tmp_path_factory.mktemp("two_ranks")
+    config = policy_config(tiny_model(directory / "model"), directory / "run", weight_decay=0.0)
     with policy_processes(2, config) as policy:
-        before = policy.call("weights_digest")
-        result = policy.call("update", broken)[0]
-        assert result.metrics["skipped_updates"] == 1
-        assert policy.call("weights_digest") == before
-        healthy = policy.call("update", scored_batch(2))[0]
-        assert healthy.metrics["skipped_updates"] == 0
-        assert policy.call("weights_digest") != before
+        yield policy
 
 
-def test_a_step_of_empty_responses_is_a_step(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", weight_decay=0.0)
+def test_a_step_of_empty_responses_changes_nothing(two_ranks: PolicyProcesses) -> None:
     batch = scored_batch(1)
-    nothing = RolloutBatch(
-        step=1,
-        group_size=batch.group_size,
-        prompt_ids=batch.prompt_ids,
+    nothing = replace(
+        batch,
         response_ids=[ids[:0] for ids in batch.response_ids],
         rollout_logprobs=[values[:0] for values in batch.rollout_logprobs],
-        finished=batch.finished,
-    ).scored(batch.rewards, batch.advantages)
-    with policy_processes(2, config) as policy:
-        before = policy.call("weights_digest")
-        metrics = policy.call("update", nothing)[0].metrics
-        assert policy.call("weights_digest") == before
-    assert metrics["tokens"] == 0
-    assert metrics["loss"] == 0
+    )
+    before = two_ranks.call("weights_digest")
+    metrics = two_ranks.call("update", nothing)[0].metrics
+    assert two_ranks.call("weights_digest") == before, "the optimizer has no momentum yet"
+    assert metrics["tokens"] == metrics["loss"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
 
 
-@pytest.mark.parametrize("broken", [0, 1])
-def test_nan_on_one_rank_makes_every_metric_not_finite(tmp_path: Path, broken: int) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
-    with policy_processes(2, config) as policy:
-        for metrics in policy.run(_metrics_over_ranks, broken):
+def test_a_gradient_that_is_not_finite_is_thrown_away_and_counted(two_ranks: PolicyProcesses) -> None:
+    broken = scored_batch(1)
+    broken.advantages[-1] = np.inf
+    before = two_ranks.call("weights_digest")
+    assert two_ranks.call("update", broken)[0].metrics["skipped_updates"] == 1
+    assert two_ranks.call("weights_digest") == before
+    assert two_ranks.call("update", scored_batch(2))[0].metrics["skipped_updates"] == 0
+    assert two_ranks.call("weights_digest") != before
+
+
+def test_nan_on_one_rank_makes_every_metric_not_finite(two_ranks: PolicyProcesses) -> None:
+    for broken in (0, 1):
+        for metrics in two_ranks.run(_metrics_over_ranks, broken):
             assert not np.isfinite(metrics["sum"])
             assert not np.isfinite(metrics["maximum"])
             assert metrics["count"] == 3
@@ -324,18 +296,6 @@ def test_a_trained_model_with_nan_is_not_written(tmp_path: Path, ranks: int) -> 
 
 def _break_a_weight(policy: PolicyRank) -> None:
     local(policy._model.causal_lm.model.norm.weight)[-1] = np.nan
-
-
-def test_the_update_logs_memory_after_each_micro_batch_and_at_its_end(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
-    with policy_processes(1, config) as policy:
-        [result] = policy.call("update", scored_batch(5))
-    lines = [json.loads(line) for line in (tmp_path / "run/memory/policy-0.jsonl").read_text().splitlines()]
-    update = [line for line in lines if line["phase"] == "update"]
-    assert [line["micro_batch"] for line in update] == [*range(int(result.metrics["micro_batches"])), None]
-    assert {line["step"] for line in update} == {5}
-    assert all(line["rss_bytes"] > 10_000_000 for line in update)
-    assert result.memory.rss_bytes == update[-1]["rss_bytes"]
 
 
 def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.integration.policy_processes import (
     policy_config,
     policy_processes,
     scored_batch,
+    sweep,
     tiny_model,
 )
 
@@ -207,8 +208,10 @@ def write_fast(_policy: PolicyRank) -> None:
     checkpoint_planners.PIECE_BYTES = 1 << 20
 
 
-@pytest.mark.parametrize("slow_ranks", [{0}, {1}, {0, 1}], ids=str)
-@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize(
+    ("copied", "slow_ranks"),
+    sweep([(True, {0}), (False, {1}), (True, {0, 1})], (False, {0}), (True, {1}), (False, {0, 1})),
+)
 def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied: bool, slow_ranks: set[int]) -> None:
     """A rank that has written its part waits for the others, until they have left."""
     config = config_of(tmp_path, checkpoint_copy=copied)
@@ -231,6 +234,7 @@ def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied:
         assert state_of(policy) == expected[1]
 
 
+@pytest.mark.long
 def test_four_ranks_recover_from_a_failure_of_one(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     expected = without_failure(4, config, (1, 2))

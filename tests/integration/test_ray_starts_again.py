@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -19,7 +20,27 @@ from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.pods.ray_node import RayPorts, begin, head_command, require_started
 from rljob_trainer.roles.ray_driver import start_local_ray
-from tests.integration.held_programs import path_that_holds
+
+_HOLD = """
+import os, sys, time
+
+if any(word.endswith({programs!r}) for word in sys.orig_argv):
+    parent = os.getppid()
+    while os.getppid() == parent and not os.path.exists({until!r}):
+        time.sleep(0.01)
+"""
+
+
+def path_that_holds(programs: tuple[str, ...], directory: Path, until: Path) -> str:
+    """PYTHONPATH of processes in which Python begins no program of one of these file names before the file `until`
+    exists. A program whose parent has ended is not held.
+
+    `directory`: for the module that Python imports at its start.
+    """
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(_HOLD.format(programs=programs, until=str(until)))
+    return os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
+
 
 FREE_PORT = 26000
 """Far from the ports of `pod_processes.py`."""
@@ -51,6 +72,8 @@ def test_ray_is_started_again_and_nothing_of_the_first_start_is_left(let_agents_
             ray.shutdown()
 
 
+@pytest.mark.long
+@pytest.mark.long
 def test_the_ray_of_a_pod_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, let_agents_start: Callable[[], None]
 ) -> None:

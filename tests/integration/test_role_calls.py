@@ -1,4 +1,4 @@
-"""Whose failure it is that ends calls to several actors, with a real Ray."""
+"""Calls to actors and to agents in pods, with a real Ray: whose failure it is, and which GPUs a role sees."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,30 @@ import ray
 
 from rljob_client.errors import RunError
 from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_testing.patience import Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
+from rljob_trainer.pods.ray_node import worker_resource
+from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
+from rljob_trainer.roles import ray_driver
 from rljob_trainer.roles.calls import result_of, serving, wait_for
-from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.time_limit import time_limit
+
+WORKERS = 2
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
-    start_local_ray(cpus=2, gpus=0, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
-    yield
-    ray.shutdown()
+    """Its one node stands for the controller's, with a GPU that need not exist, and for those of two workers."""
+    workers = {worker_resource(worker): 1 for worker in range(WORKERS)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CUDA_VISIBLE_DEVICES", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+            patch.setenv(name, "0")
+            patch.delenv(name)
+        patch.setattr(ray_driver, "connect", partial(ray_driver.connect, resources=workers))
+        ray_driver.start_local_ray(cpus=2, gpus=1, object_store_bytes=object_store_bytes(1 << 20, "cpu"))
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture
@@ -123,3 +137,58 @@ def test_other_work_is_served_while_the_caller_waits(ranks: dict[str, Any], tmp_
         wait_for({"policy-0": ranks["policy-0"].wait_for_file.remote(served_thrice)}, "updating")
     assert polled.served == 3
     assert wait_for({"policy-1": ranks["policy-1"].is_up.remote()}, "starting") == {"policy-1": True}
+
+
+def test_only_a_role_that_asks_for_a_gpu_sees_one() -> None:
+    def visible_gpus() -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    assert visible_gpus() == "", "a stray call in the controller could put a CUDA context on GPU 0"
+    role = ray.remote(visible_gpus)
+    assert ray.get(role.options(num_gpus=0.5).remote()) == "0"
+    assert ray.get(role.options(num_gpus=0).remote()) == ""
+
+
+@pytest.fixture(scope="module")
+def agents() -> WorkerAgents:
+    agents = WorkerAgents(WORKERS)
+    agents.start()
+    return agents
+
+
+def test_each_worker_answers_with_the_process_it_began_with(agents: WorkerAgents) -> None:
+    processes = agents.call(os.getpid, PATIENCE)
+    assert len(set(processes)) == WORKERS
+    assert os.getpid() not in processes
+    assert agents.call(os.getpid, PATIENCE) == processes
+
+
+def test_what_a_function_raises_is_no_lost_worker(agents: WorkerAgents) -> None:
+    with pytest.raises(Exception, match="RLJOB_NAME"):
+        agents.call(mark_controller_exited, PATIENCE)
+
+
+def test_a_worker_without_an_agent_is_lost_and_others_answer(agents: WorkerAgents) -> None:
+    with pytest.raises(WorkerLost, match=f"worker {WORKERS} exited before getpid"):
+        WorkerAgents(WORKERS + 1).call(os.getpid, PATIENCE)
+    processes = WorkerAgents(WORKERS + 1).answers(os.getpid, PATIENCE)
+    assert list(processes.values()) == agents.call(os.getpid, PATIENCE)
+
+
+def test_a_lost_agent_is_not_waited_for_and_starts_again(agents: WorkerAgents) -> None:
+    kept, lost = agents.call(os.getpid, PATIENCE)
+
+    def exit_if_lost() -> None:
+        if os.getpid() == lost:
+            os._exit(1)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match="exit_if_lost"):
+        agents.call(exit_if_lost, PATIENCE)
+    assert agents.answers(os.getpid, PATIENCE)[0] == kept
+    assert time.monotonic() - began < PATIENCE
+    deadline = Deadline(PATIENCE)
+    while 1 not in (answers := agents.answers(os.getpid, PATIENCE)):
+        assert not deadline.passed
+    assert answers[0] == kept
+    assert answers[1] != lost

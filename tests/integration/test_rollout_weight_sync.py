@@ -13,8 +13,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from rljob_testing.engine_agreement import EngineHost, largest_difference, perturb
-from rljob_testing.supported_models import TRAINED, Kind, compare
+from rljob_testing.supported_models import TRAINED, EngineHost, Kind, compare, largest_difference, perturb
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment

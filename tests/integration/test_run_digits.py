@@ -37,40 +37,32 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_it_learns(digits: Run) -> None:
+def test_it_learns_from_an_engine_with_the_policys_weights(digits: Run) -> None:
     rewards = [step["reward"]["mean"] for step in digits.steps]
     assert np.mean(rewards[:3]) < 0.1
     assert np.mean(rewards[-5:]) >= 0.95
-    assert digits.summary["last_reward"] == pytest.approx(np.mean(rewards[-5:]))
-
-
-def test_the_engine_had_the_policys_weights_in_every_step(digits: Run) -> None:
     assert max(step["metrics"]["logprob_diff_max"] for step in digits.steps) <= 1e-4
     assert [step["weights_version"] for step in digits.steps] == list(range(1, 61))
 
 
-def test_the_summary_accounts_for_the_run(digits: Run) -> None:
+def test_the_summary_describes_the_run(digits: Run) -> None:
     summary = digits.summary
     assert (summary["status"], summary["steps"], summary["exit_code"]) == ("Complete", 60, 0)
+    assert summary["last_reward"] == pytest.approx(np.mean([step["reward"]["mean"] for step in digits.steps[-5:]]))
     assert summary["tokens"] == 60 * 64 * (2 + 4)
     assert set(summary["seconds_by_phase"]) == {"rollout", "reward", "update", "sync", "checkpoint"}
     assert set(summary["peak_memory"]) == {"policy", "rollout"}
     assert all(0.05 < peak["gib"] < 4 for peak in summary["peak_memory"].values())
 
 
-def test_what_is_printed_is_the_runs_own_and_names_the_logs(digits: Run) -> None:
+def test_output_and_directories_are_bounded(digits: Run) -> None:
     lines = digits.printed.splitlines()
     assert str(digits.output / "logs") in digits.printed
     assert sum(line.startswith("step ") for line in lines) == 60
     assert len(lines) < 100, "messages of the libraries are on the screen"
     assert (digits.output / "logs" / "rollout-0.log").stat().st_size > 0
-
-
-def test_checkpoints_and_journal_are_bounded(digits: Run) -> None:
-    assert sorted(path.name for path in (digits.output / "checkpoints").glob("step-*")) == [
-        "step-000040",
-        "step-000060",
-    ]
+    checkpoints = sorted(path.name for path in (digits.output / "checkpoints").glob("step-*"))
+    assert checkpoints == ["step-000040", "step-000060"]
     assert len(list((digits.output / "journal").iterdir())) == 20
 
 
@@ -99,15 +91,6 @@ def test_it_is_drawn(digits: Run) -> None:
     drawn = {path.name for path in (digits.output / "plots").iterdir()}
     names = ("reward", "learning", "timing", "memory", "memory_timeline")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-
-
-def test_another_job_is_refused(digits: Run, tmp_path: Path) -> None:
-    job = yaml.safe_load((ROOT / "examples" / "digits.yaml").read_text())
-    job["spec"]["algorithm"]["groupSize"] = 4
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(job))
-    refused = rljob_run(tmp_path / "other.yaml", digits.output)
-    assert refused.exit_code == ExitCode.OUTPUT_UNAVAILABLE
-    assert "algorithm.groupSize: 8 in the run, 4 in the manifest" in refused.printed
 
 
 def test_adapters_reach_the_engine_and_are_exported_alone(tmp_path: Path) -> None:

@@ -10,21 +10,25 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
-import yaml
-from safetensors.numpy import load_file
 
-from rljob_api.exit_codes import ExitCode
 from rljob_testing.memory_plans import memory_plan
-from rljob_testing.runs import Run, rljob_run, write_manifest
+from rljob_testing.runs import Run, write_manifest
+from tests.integration.compared_runs import (
+    LARGE_MODEL,
+    assert_same_ledger,
+    assert_same_weights,
+    completed_run,
+    disaggregated_manifest,
+    injected,
+    plan_changes,
+)
 
 Topology = Literal["Colocated", "Disaggregated"]
 Fault = dict[str, Any]
 
 JOB: dict[str, dict[str, Any]] = {
-    # Its 4 MB of weights can be sent in two halves.
-    "model": {"uri": "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"},
+    "model": {"uri": LARGE_MODEL},
     "algorithm": {"steps": 4, "promptsPerStep": 4, "groupSize": 8, "learningRate": 1.0e-4},
     "checkpoint": {"everySteps": 3},
 }
@@ -79,21 +83,17 @@ def run_under(
         "faultInjection": {"enabled": bool(faults), "faults": faults},
         "recovery": {"maxAdjustments": 20},
     }
+    write = write_manifest
     if topology == "Disaggregated":
         changes["rollout"] = {"replicas": engines, "gpusPerReplica": 0}
-    manifest = write_manifest(directory / "job.yaml", **JOB, **changes)
-    job = yaml.safe_load(manifest.read_text())
-    job["spec"]["topology"] = topology
-    manifest.write_text(yaml.safe_dump(job))
-    return rljob_run(manifest, directory / "run", "--plan", directory / "plan.json")
+        write = disaggregated_manifest
+    manifest = write(directory / "job.yaml", **JOB, **changes)
+    return completed_run(manifest, directory / "run", "--plan", directory / "plan.json")
 
 
 def whole_run(directory: Path, ranks: int) -> Run:
     """A run without failures. It has one engine, since these take longest to start."""
-    plan = {**PLAN, "micro_batch_tokens": MICRO_BATCH_TOKENS}
-    run = run_under(plan, directory, [], "Disaggregated", ranks=ranks)
-    assert run.exit_code == ExitCode.COMPLETE, run.printed
-    return run
+    return run_under({**PLAN, "micro_batch_tokens": MICRO_BATCH_TOKENS}, directory, [], "Disaggregated", ranks=ranks)
 
 
 @pytest.fixture(scope="module")
@@ -106,26 +106,9 @@ def whole_of_four(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return whole_run(tmp_path_factory.mktemp("whole_of_four"), ranks=4)
 
 
-def learned(run: Run) -> list[tuple[Any, ...]]:
-    """The content of the ledger that follows from the job alone."""
-    names = ("step", "reward", "response", "tokens", "weights_version", "metrics")
-    return [tuple(step[name] for name in names) for step in run.steps]
-
-
-def weights(run: Run) -> dict[str, Any]:
-    return dict(load_file(run.output / "model" / "model.safetensors"))
-
-
-def injected(run: Run) -> list[tuple[str, str]]:
-    """The class and the phase of each fault that occurred."""
-    return [(line["fault_class"], line["phase"]) for line in run.ledger if line["kind"] == "fault"]
-
-
 def remedies(run: Run) -> list[tuple[str, str]]:
     """The setting and the level of each change of the plan."""
-    changes = [line["change"] for line in run.ledger if line["kind"] == "plan_change"]
-    by_generation = {change["generation"]: change for change in changes}
-    return [(change["remedy"]["setting"], change["level"]) for change in by_generation.values()]
+    return [(change["remedy"]["setting"], change["level"]) for change in plan_changes(run)]
 
 
 def starts(run: Run) -> dict[str, int]:
@@ -135,19 +118,15 @@ def starts(run: Run) -> dict[str, int]:
 
 
 def assert_same_bits(run: Run, whole: Run) -> None:
-    changes = [line["change"]["remedy"] for line in run.ledger if line["kind"] == "plan_change"]
+    changes = [change["remedy"] for change in plan_changes(run)]
     tokens = [int(change["after"]) for change in changes if change["setting"] == "microBatchTokens"]
     assert tokens[-1] == MICRO_BATCH_TOKENS
-    assert learned(run) == learned(whole)
-    found, expected = weights(run), weights(whole)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    assert_same_ledger(run, whole)
+    assert_same_weights(run, whole)
 
 
 def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", COLOCATED_FAULTS)
-    assert failed.exit_code == ExitCode.COMPLETE, failed.printed
     assert len(injected(failed)) == len(COLOCATED_FAULTS)
     assert [step["step"] for step in failed.steps] == [1, 2, 3, 4]
     assert len(failed.attempts) == 2, "only the lost rank costs an attempt"
@@ -163,7 +142,6 @@ def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, t
 @pytest.mark.long
 def test_two_ranks_with_engines_of_their_own_give_the_same_bits(whole: Run, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", APART_FAULTS, "Disaggregated", engines=2)
-    assert failed.exit_code == ExitCode.COMPLETE, failed.printed
     assert len(injected(failed)) == len(APART_FAULTS)
     assert len(failed.attempts) == 2, "only the lost rank costs an attempt"
     assert failed.attempts[0]["processes"].keys() == {
@@ -192,10 +170,73 @@ def test_four_ranks_that_fail_in_every_phase_learn_the_same_bits(
     ]
     plan = PLAN | {"kv_cache_bytes": 256 << 20}
     failed = run_under(plan, tmp_path / "failed", faults, topology, ranks=4)
-    assert failed.exit_code == ExitCode.COMPLETE, failed.printed
     assert injected(failed) == [(fault["class"], fault["phase"]) for fault in faults]
     assert len(failed.attempts) == 1
     # An engine fails while it generates and while it starts again; all make room for the checkpoint.
     assert remedies(failed) == [*[SMALLER_UPDATE] * 2, *[SMALLER_CACHE] * 2, SMALLER_SYNC, SMALLER_CACHE]
     assert starts(failed) == {f"policy-{rank}": 1 for rank in range(4)} | {f"rollout-{i}": 4 for i in range(engines)}
     assert_same_bits(failed, whole_of_four)
+
+
+# --- another number of ranks ---
+
+GROWING_JOB: dict[str, dict[str, Any]] = {
+    "policy": {"gpusPerReplica": 0},
+    "algorithm": {"steps": 4, "promptsPerStep": 4, "groupSize": 8, "learningRate": 1.0e-4},
+    "checkpoint": {"everySteps": 2},
+    "recovery": {"maxAdjustments": 0, "maxGpus": 2},
+}
+GROWING_FAULT = {"class": "OptimizerState", "phase": "update", "step": 4}
+
+
+def growing_run(directory: Path, faults: list[Fault]) -> Run:
+    directory.mkdir()
+    injection = {"enabled": bool(faults), "faults": faults}
+    return completed_run(
+        write_manifest(directory / "job.yaml", **GROWING_JOB, faultInjection=injection), directory / "run"
+    )
+
+
+@pytest.mark.long
+def test_the_failed_step_is_repeated_on_more_ranks_with_the_same_rollouts(tmp_path: Path) -> None:
+    grown, whole = growing_run(tmp_path / "grown", [GROWING_FAULT]), growing_run(tmp_path / "whole", [])
+
+    [change] = plan_changes(grown)
+    remedy = change["remedy"]
+    assert (remedy["setting"], remedy["before"], remedy["after"]) == ("policyGpus", "1", "2")
+    assert (change["level"], change["step"]) == ("RestartInPlace", 4)
+    assert "PlanChanged: policyGpus 1 → 2 (generation 2" in grown.printed
+    assert [len(attempt["processes"]) for attempt in grown.attempts] == [3, 5], "controller, ranks and engines"
+    restored = [line for line in grown.ledger if line["kind"] == "restore"][-1]
+    assert (restored["attempt"], restored["checkpoint_step"], restored["replayed_steps"]) == (2, 2, 1)
+
+    assert [step["attempt"] for step in grown.steps] == [1, 1, 1, 2]
+    assert [step["reward"] for step in grown.steps] == [step["reward"] for step in whole.steps]
+    failed, expected = grown.steps[-1]["metrics"], whole.steps[-1]["metrics"]
+    assert failed["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert failed["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    assert_same_weights(grown, whole, tolerance=1e-6)
+
+
+# --- an engine of two processes ---
+
+
+@pytest.mark.long
+def test_an_engine_of_which_one_process_fails_is_replaced_whole(tmp_path: Path) -> None:
+    """The second process runs out of memory, for which the first one then waits."""
+    fault = {"class": "KVCacheOversized", "phase": "rollout", "step": 2, "rank": 1}
+    manifest = write_manifest(
+        tmp_path / "job.yaml",
+        algorithm={"steps": 4},
+        policy={"gpusPerReplica": 2},  # with --device cpu: two processes of each role
+        rollout={"tensorParallelSize": 2},
+        faultInjection={"enabled": True, "faults": [fault]},
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(memory_plan(kv_cache_bytes=128 << 20).model_dump(mode="json")))
+    run = completed_run(manifest, tmp_path / "run", "--plan", tmp_path / "plan.json")
+    [attempt] = run.attempts
+    assert attempt["processes"].keys() == {"controller", "policy-0", "policy-1", "rollout-0", "rollout-1"}
+    assert "rollout rank 1 in rollout, step 2: KVCacheOversized" in run.printed
+    assert starts(run) == {"policy-0": 1, "policy-1": 1, "rollout-0": 2, "rollout-1": 2}
+    assert [step["weights_version"] for step in run.steps] == [1, 2, 3, 4]
+    assert max(step["metrics"]["logprob_diff_max"] for step in run.steps) <= 1e-4

@@ -14,10 +14,15 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import wait_for_end
 from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
-from tests.integration.held_programs import path_that_holds
-from tests.integration.stopped_runs import MORE_STEPS_THAN_NEEDED, assert_same_end, committed_steps, stop_after
+from tests.integration.compared_runs import (
+    MORE_STEPS_THAN_NEEDED,
+    assert_same_end,
+    committed_steps,
+    completed_run,
+    stop_after,
+)
+from tests.integration.test_ray_starts_again import path_that_holds
 
-STEPS = 14
 JOB: dict[str, dict[str, Any]] = {
     "algorithm": {"promptsPerStep": 4, "groupSize": 4},
     "checkpoint": {"everySteps": 4, "keep": 2},
@@ -31,19 +36,10 @@ def manifest_of(directory: Path, steps: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return manifest_of(tmp_path_factory.mktemp("job"), STEPS)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = rljob_run(manifest, tmp_path_factory.mktemp("uninterrupted") / "run")
-    assert run.exit_code == ExitCode.COMPLETE, run.printed
-    return run
-
-
-def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(tmp_path: Path) -> None:
-    endless, output = manifest_of(tmp_path, MORE_STEPS_THAN_NEEDED), tmp_path / "run"
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was stopped in every way, and then completed."""
+    directory = tmp_path_factory.mktemp("stopped")
+    endless, output = manifest_of(directory, MORE_STEPS_THAN_NEEDED), directory / "run"
     code, printed = stop_after(2, "controller", signal.SIGTERM, endless, output)
     assert code == ExitCode.TERMINATED, printed
     assert "run the same command" in printed
@@ -56,15 +52,25 @@ def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(tmp_p
     assert code == ExitCode.WORKER_LOST, printed
     assert "rollout-0" in printed
     assert f"the checkpoint of step {corrupt} is not used" in printed
+    return completed_run(manifest_of(directory, committed_steps(output) + 3), output)
 
-    steps = committed_steps(output) + 3
-    finished = rljob_run(manifest_of(tmp_path, steps), output)
 
-    assert finished.exit_code == ExitCode.COMPLETE, finished.printed
-    assert [step["step"] for step in finished.steps] == list(range(1, steps + 1))
-    assert len(finished.attempts) == 5
-    uninterrupted = rljob_run(manifest_of(tmp_path, steps), tmp_path / "uninterrupted")
-    assert_same_end(finished, uninterrupted)
+@pytest.fixture(scope="module")
+def uninterrupted(stopped: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Of as many steps."""
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    return completed_run(manifest_of(directory, len(stopped.steps)), directory / "run")
+
+
+@pytest.fixture
+def manifest(uninterrupted: Run, tmp_path: Path) -> Path:
+    return manifest_of(tmp_path, len(uninterrupted.steps))
+
+
+def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(stopped: Run, uninterrupted: Run) -> None:
+    assert [step["step"] for step in stopped.steps] == list(range(1, len(stopped.steps) + 1))
+    assert len(stopped.attempts) == 5
+    assert_same_end(stopped, uninterrupted)
 
 
 def corrupt_newest_checkpoint(output: Path) -> int:
@@ -93,9 +99,7 @@ def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, 
         assert len(full.printed.split("disk is full")[1].splitlines()) < 20
 
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        finished = rljob_run(manifest, disk / "run")
-        assert finished.exit_code == ExitCode.COMPLETE, finished.printed
-        assert_same_end(finished, uninterrupted)
+        assert_same_end(completed_run(manifest, disk / "run"), uninterrupted)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 

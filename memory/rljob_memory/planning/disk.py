@@ -14,7 +14,7 @@ _HUB_BYTES_PER_PARAMETER = 2
 
 _COMPILED_BYTES = 1 << 30
 """Code that torch, Triton and vLLM compile for one model, and a copy while it is replaced: assumed. On a CPU,
-forward and backward of one small layer take 0.6 MB (tests/integration/test_compiled_code_restores.py), but the trainer
+forward and backward of one small layer take 0.6 MB (tests/integration/test_pods_run.py), but the trainer
 compiles nothing there."""
 
 

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import structlog
+from aiohttp import web
 
 from rljob_api.names import GROUP
 from rljob_operator.kube.api_server_ports import api_server_ports
@@ -22,7 +23,6 @@ from rljob_operator.kube.lease import LeaderElection
 from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.runtime.certificate import Certificate
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
-from rljob_operator.runtime.http_server import serve
 from rljob_operator.runtime.leader import Leader
 from rljob_operator.runtime.reconcile_loop import Reconcile
 from rljob_operator.settings import OperatorSettings
@@ -32,15 +32,9 @@ _log = structlog.get_logger(__name__)
 _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 """For the Lease and for reviews of tokens: a late answer is useless."""
 
-_PROBES_PER_SECOND = 1000
-"""Enough for the kubelet's turn within its second or two, even if others flood the port."""
-
 _COLLECT_AFTER = (50_000, 20, 20)
 """Of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a large document
 is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
-
-_SCRAPES_PER_SECOND = 50
-"""A TLS handshake takes about a millisecond of the process."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
@@ -58,17 +52,11 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
     async with AsyncExitStack() as stack:
         lease_client = _impatient_client(stack, connection)
         health = Health(settings.stale_watch_seconds)
-        await serve(stack, probes_app(health), settings.probes_port, connections_per_second=_PROBES_PER_SECOND)
+        await _serve(stack, probes_app(health), settings.probes_port)
         if settings.metrics_port:
             # Another client than the Lease's: callers without any right cause these requests.
             may_read = TokenCheck(_impatient_client(stack, connection)) if settings.metrics_auth else None
-            await serve(
-                stack,
-                metrics_app(may_read),
-                settings.metrics_port,
-                await _tls(stack, settings),
-                connections_per_second=_SCRAPES_PER_SECOND,
-            )
+            await _serve(stack, metrics_app(may_read), settings.metrics_port, await _tls(stack, settings))
         await _wait_for_crds(lease_client)
         if settings.network_policy and not settings.api_server_ports:
             ports = await api_server_ports(lease_client, connection.server)
@@ -79,6 +67,14 @@ async def _operate(settings: OperatorSettings, connection: Connection, reconcile
             await election.acquire(health.standing_by)
             stack.push_async_callback(election.release)  # also if a signal comes before the Leader begins
         await Leader(settings, connection, election, health, reconcile, identity=_pod_name()).lead()
+
+
+async def _serve(stack: AsyncExitStack, app: web.Application, port: int, tls: ssl.SSLContext | None = None) -> None:
+    """Serve on all addresses of the pod until the stack is left."""
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, port=port, ssl_context=tls).start()
 
 
 def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClient:

@@ -1,54 +1,15 @@
-"""Placement of a job's pods, and reports of pods that cannot be placed or cannot start."""
+"""Jobs that cannot be placed or started where they are: they move to another node, or report what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import condition, digits, holds, wait_for_event
+from rljob_testing.cluster.job_status import Object, condition, digits, finished, holds, status, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
-from tests.e2e.pods import phase
-
-MORE_THAN_NEEDED = {"steps": 50_000}
-"""For jobs that must not complete while a test looks at them: a step takes less than 0.1 s."""
-
-
-@pytest.fixture
-def only_gpu_nodes(kubectl: Kubectl) -> Iterator[None]:
-    kubectl("cordon", "cpu-node")
-    yield
-    kubectl("uncordon", "cpu-node")
-
-
-def test_nodes_with_gpus_are_labelled_as_gpus_come_and_go(jobs: Kubectl, kubectl: Kubectl) -> None:
-    def labelled(node: dict[str, Any]) -> bool:
-        return bool(node["metadata"]["labels"].get("rljob.dev/has-gpus") == "true")
-
-    assert labelled(kubectl.wait("node", "gpu-node", labelled))
-    assert not labelled(kubectl.get("node", "cpu-node"))
-
-
-@pytest.mark.usefixtures("only_gpu_nodes")
-def test_without_gpu_free_nodes_the_controller_runs_hidden_or_waits(jobs: Kubectl) -> None:
-    jobs.apply(
-        digits("anywhere", algorithm=MORE_THAN_NEEDED),
-        digits("insists", algorithm=MORE_THAN_NEEDED, controller={"requireGpuFreeNode": True}),
-    )
-
-    job = jobs.wait("rljob", "insists", lambda job: condition(job, "Scheduled").get("reason") == "NoGpuFreeNode")
-    assert "requireGpuFreeNode" in condition(job, "Scheduled")["message"]
-
-    job = jobs.wait("rljob", "anywhere", holds("Scheduled", "ControllerOnGpuNode"))
-    controller = jobs.get("pod", "anywhere-controller")
-    assert controller["spec"]["nodeName"] == "gpu-node"
-    environment = {entry["name"]: entry.get("value", "") for entry in controller["spec"]["containers"][0]["env"]}
-    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    wait_for_event(jobs, "anywhere", "ControllerOnGpuNode")
+from rljob_testing.repository import ROOT
+from tests.e2e.test_built_images import OPERATOR
 
 
 def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
@@ -72,7 +33,7 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
     expect_message("claim", "Scheduled", 'persistentvolumeclaim "nowhere" not found')
     expect_message("image", "Running", "localhost/nobody/nothing:1")
     expect_message("secret", "Running", 'secret "nowhere" not found')
-    jobs.wait("pod", "secret-controller", lambda pod: phase(pod) == "Running")
+    jobs.wait("pod", "secret-controller", lambda pod: pod["status"].get("phase") == "Running")
 
     operator.install("jobs.startTimeoutSeconds=1")
     try:
@@ -82,14 +43,73 @@ def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
     assert 'secret "nowhere" not found' in condition(job, "Failed")["message"]
 
 
-def test_a_job_is_suspended_resumed_and_deleted_at_any_moment(jobs: Kubectl) -> None:
-    jobs.apply(digits(algorithm=MORE_THAN_NEEDED))
-    jobs.wait("rljob", "digits", holds("Scheduled"))
-    jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    jobs.wait("rljob", "digits", holds("Suspended"), PATIENCE_SECONDS)
-    assert jobs("get", "pods", "-o", "name") == ""
+HAS_PYTHON = OPERATOR
+"""An image that is on the nodes anyway, without torch."""
+ENDED_WITHIN_SECONDS = PATIENCE_SECONDS
+TEXT = ROOT / "tests" / "data" / "oom" / "ForeignProcess" / "induced-a-neighbour-from-the-start.txt"
+WORDS = TEXT.read_text().splitlines()[-1].removeprefix("torch.OutOfMemoryError: ")
+TRAIN = """
+import os, sys
 
-    jobs("patch", "rljob", "digits", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    jobs.wait("rljob", "digits", holds("Scheduled"))
-    jobs("delete", "rljob", "digits", "--timeout=240s")
-    assert jobs("get", "pods", "-o", "name") == ""
+class OutOfMemoryError(RuntimeError):
+    '''As torch has it.'''
+
+node_of_the_stranger, words = sys.argv[1:]
+if os.environ["NODE_NAME"] == node_of_the_stranger:
+    raise OutOfMemoryError(words)
+print("trained")
+"""
+
+
+def job(name: str, stranger_on: str, **pod_spec: Any) -> Object:
+    """A job of another trainer that runs out of memory on one node and is done at once on any other."""
+    container = {"name": "rljob", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+    spec = {
+        "trainer": {
+            "image": HAS_PYTHON,
+            "command": ["python", "-c", TRAIN, stranger_on, WORDS],
+            "supportedSettings": ["rolloutSleep"],
+        },
+        "model": {"uri": "random://qwen3?layers=2"},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 1},
+        # So that what the GPU's others hold is no engine of the job's own.
+        "memory": {"rolloutSleep": "Level1"},
+        "recovery": {"maxRestarts": 0},
+        "policy": {"gpusPerReplica": 0, "template": {"spec": {"containers": [container], **pod_spec}}},
+    }
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": spec}
+
+
+def rather_on(node: str) -> Object:
+    """Node preference that keeps fresh processes on the same node; the scheduler would choose a node at random."""
+    there = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    preference = {"weight": 100, "preference": {"matchExpressions": [there]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
+
+
+def changes(found: Object) -> list[tuple[str, str]]:
+    made = status(found).get("planChanges", [])
+    return [(change["remedy"]["setting"], change["diagnosis"]["class"]) for change in made]
+
+
+def test_a_job_avoids_the_node_of_a_foreign_process(jobs: Kubectl) -> None:
+    jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
+    found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
+
+    assert holds("Complete")(found), status(found)
+    assert changes(found) == [("processes", "ForeignProcess"), ("excludedNodes", "ForeignProcess")]
+    assert status(found)["plan"]["excludedNodes"] == ["cpu-node"]
+    reasons = [attempt["reason"] for attempt in status(found)["attempts"]]
+    assert reasons == ["DeviceOutOfMemory", "DeviceOutOfMemory", "AllStepsCommitted"]
+    assert (status(found)["adjustments"], status(found)["restarts"]) == (2, 0)
+
+    pod = jobs.get("pod", "moves-policy-0")["spec"]
+    assert pod["nodeName"] == "gpu-node"
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    kept_off = {"key": "metadata.name", "operator": "NotIn", "values": ["cpu-node"]}
+    assert required["nodeSelectorTerms"] == [{"matchFields": [kept_off]}]
+
+    reasons = wait_for_event(jobs, "moves", "JobCompleted")
+    assert reasons.count("PlanChanged") == 2
+    assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("JobCompleted")

@@ -12,7 +12,6 @@ from rljob_testing.cluster.job_status import (
     Object,
     account,
     at_step,
-    condition,
     digits,
     finished,
     holds,
@@ -143,40 +142,6 @@ def test_a_policy_with_no_setting_left_to_change_gets_a_second_pod(jobs: Kubectl
     ]
     assert (status(job)["plan"]["policyGpus"], status(job)["adjustments"], status(job)["restarts"]) == (2, 1, 0)
     assert job["spec"]["policy"]["replicas"] == 1, "the manifest is not edited"
-
-
-def test_what_cannot_be_mended_fails_with_the_account_and_what_to_write(jobs: Kubectl) -> None:
-    everything = {
-        "emptyCache": "Disabled",
-        "expandableSegments": "Disabled",
-        "rolloutSleep": "Disabled",
-        "kvCache": "128Mi",
-        "microBatchTokens": 4096,
-        "logprobChunkTokens": 4096,
-        "activationCheckpointing": "Disabled",
-        "optimizerOffload": "Disabled",
-        "syncBucketSize": "64Mi",
-        "detachMetrics": "Enabled",
-        "weightExport": "SwitchSegments",
-    }
-    spike = {"class": "ActivationSpike", "phase": "update", "step": 2, "times": 9}
-    on_cpu = {"gpusPerReplica": 0}
-    jobs.apply(
-        digits("pinned", policy=on_cpu, memory=everything, faultInjection=faults(spike)),
-        digits("exhausted", policy=on_cpu, recovery={"maxAdjustments": 1}, faultInjection=faults(spike)),
-        digits("unbounded", policy=limited("800Mi"), recovery={"maxRestarts": 0}),
-    )
-    words = {
-        "pinned": ("PinnedSettingConflict", "memory.microBatchTokens is pinned to 4096: write "),
-        "exhausted": ("AdjustmentsExhausted", "generation 2 (step 2, update, ActivationSpike)"),
-        "unbounded": ("RestartsExhausted", "recovery.maxHostMemory is absent, so the limit of 800 MiB stays: write "),
-    }
-    for name, (reason, message_part) in words.items():
-        job = jobs.wait("rljob", name, finished, PATIENCE_SECONDS)
-        failed = condition(job, "Failed")
-        assert (failed["status"], failed["reason"]) == ("True", reason), status(job)
-        assert message_part in failed["message"]
-        assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] in ("ActivationSpike", "HostMemory")
 
 
 def _place(pod: Object) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""A trainer that is not RLJob's, unchanged, runs out of memory: it is diagnosed, helped, and finishes."""
+"""Trainers that are not RLJob's, unchanged, run out of memory: as RLJobs, and as plain Jobs with one label."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import yaml
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import Object, condition, finished, holds, status, wait_for_event
+from rljob_testing.cluster.job_status import Object, finished, holds, status, wait_for_event
 from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.eventually import eventually
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from tests.e2e.image_container import build_images
+from tests.e2e.test_built_images import TRAINER
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +49,6 @@ def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: Kubectl
     reasons = wait_for_event(jobs, "trl", "JobCompleted")
     assert [reason for reason in reasons if reason in ("OutOfMemory", "PlanChanged")] == ["OutOfMemory", "PlanChanged"]
     assert _steps_of_the_second_attempt(jobs) == [5, 6, 7, 8]
-
-
-def test_what_the_probe_tells_of_a_trainer_reaches_the_status(jobs: Kubectl, trl: Object) -> None:
-    command = ["python", "-c", "raise MemoryError('Unable to allocate 4.00 GiB for an array')"]
-    trainer = {**trl["spec"]["trainer"], "command": command}
-    spec = {**trl["spec"], "trainer": trainer, "recovery": {"maxAdjustments": 0, "maxRestarts": 0}}
-    jobs.apply({**trl, "metadata": {"name": "told"}, "spec": spec})
-    ended = jobs.wait("rljob", "told", finished, PATIENCE_SECONDS)
-    assert status(ended)["attempts"][0]["diagnosis"]["class"] == "HostMemory"
-    assert "4.00 GiB more did not fit" in condition(ended, "Failed")["message"]
 
 
 def container_with(memory: str) -> Object:
@@ -93,3 +86,59 @@ def test_an_adapter_makes_trl_fit_its_memory_limit(jobs: Kubectl, trl: Object) -
     container = jobs.get("pod", "adapted-policy-0")["spec"]["containers"][0]
     assert container["resources"]["limits"]["memory"] == "1050Mi"
     assert "rljob: GRPOConfig: per_device_train_batch_size 8 -> " in jobs("logs", "adapted-policy-0")
+
+
+FILL_MEMORY = "held = []\nwhile True: held.append(bytearray(16 << 20))"
+RAISE = "raise MemoryError('Unable to allocate 4.00 GiB for an array')"
+
+
+def job(program: str) -> Object:
+    container = {
+        "name": "trainer",
+        "image": TRAINER,
+        "command": ["python", "-c", program],
+        "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "128Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    template = {"metadata": {"labels": {"rljob.dev/diagnose": "true"}}, "spec": pod}
+    metadata = {"name": "grpo", "labels": {"app": "grpo"}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {"backoffLimit": 0, "template": template},
+    }
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        pytest.param(FILL_MEMORY, "HostMemory (98%): the kernel killed it at its memory limit of 128Mi", id="killed"),
+        pytest.param(RAISE, "4.00 GiB", id="raised"),
+    ],
+)
+def test_a_job_that_runs_out_of_memory_gets_events(
+    jobs: Kubectl, cluster: ClusterLayout, program: str, cause: str
+) -> None:
+    api = ApiClient.from_kubeconfig(cluster.kubeconfig)
+    jobs.apply(job(program))
+
+    def seen() -> list[Object]:
+        return [event for event in api.list("events", jobs.namespace) if event["reason"] == "OutOfMemory"]
+
+    def of_the_job() -> list[str]:
+        return [event["message"] for event in seen() if event["involvedObject"]["kind"] == "Job"]
+
+    [message] = eventually(
+        of_the_job, "the Event of the Job", PATIENCE_SECONDS, lambda: jobs("get", "pods", "-o", "yaml")
+    )
+    assert cause in message
+    assert {event["involvedObject"]["kind"] for event in seen()} == {"Job", "Pod"}
+    [pod] = api.list("pods", jobs.namespace, "job-name=grpo")
+    assert pod["spec"]["initContainers"][0]["name"] == "rljob-probe"
+    assert pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 0

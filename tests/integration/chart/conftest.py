@@ -16,7 +16,7 @@ import yaml
 from rljob_cluster.binaries import CONTROL_PLANE, binary_directory
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.eventually import eventually
-from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.operator_process import BLOCK, port_block
 
 CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 RELEASE_NAMESPACE = "rljob-system"
@@ -48,19 +48,8 @@ class CommandLine:
     def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
         """Ask the API server if `user` may do that. `resource` may name a subresource: pods/exec."""
         resource, _, subresource = resource.partition("/")
-        question = [
-            "auth",
-            "can-i",
-            verb,
-            resource,
-            "--subresource",
-            subresource,
-            "--namespace",
-            namespace,
-            "--as",
-            user,
-        ]
-        command = [str(self.binaries / "kubectl"), *question]
+        where = ("--subresource", subresource, "--namespace", namespace)
+        command = [str(self.binaries / "kubectl"), "auth", "can-i", verb, resource, *where, "--as", user]
         answer = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         return answer.stdout.strip() == "yes"
 

@@ -1,10 +1,11 @@
-"""Effects of `helm install`, `helm upgrade` and `helm uninstall` on a cluster and its jobs."""
+"""Effects of installs, upgrades and uninstalls of the chart on a cluster, its jobs and everybody's permissions."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,28 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicy"
 EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if name.startswith("allowed")}
 
 
-def test_a_restricted_namespace_accepts_the_operators_pods(command_line: CommandLine, installed: Install) -> None:
+def test_jobs_and_crds_alone_outlive_an_uninstall_and_meet_the_next_install(
+    command_line: CommandLine, installed: Install
+) -> None:
     installed("--set", "replicas=2")
-    selector = "app.kubernetes.io/instance=rljob"
 
     def pods() -> list[Object]:
+        selector = "app.kubernetes.io/instance=rljob"
         found: list[Object] = command_line.get("pods", "-n", RELEASE_NAMESPACE, "-l", selector)["items"]
         return found
 
-    eventually(lambda: len(pods()) == 2, "both pods to be made")
+    eventually(lambda: len(pods()) == 2, "both pods to be made in a restricted namespace")
     assert all(pod["spec"]["serviceAccountName"] == NAMES for pod in pods())
+    command_line.apply(job("kept", "team-a"))
+    uid = command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"]
+
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,deployments,services,configmaps"
+    selector = "app.kubernetes.io/managed-by=Helm"
+    eventually(lambda: command_line.get(kinds, "-A", "-l", selector)["items"] == [], "nothing to be left")
+
+    command_line.helm("install", RELEASE, str(CHART))
+    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
 
 
 def test_the_operators_network_policy_has_the_ports_of_the_api_server(
@@ -51,31 +64,30 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
     assert {port["port"] for port in policy["egress"][1]["ports"]} == {443, 16443}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [],
-        ["--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"],
-        ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
-        ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
-        ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
-        ["--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"],
-    ],
-    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy", "everything allowed"],
+VALUES = (
+    (),
+    ("--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"),
+    ("--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"),
+    ("--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"),
+    ("--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"),
+    ("--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"),
 )
-def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
-    manifests = command_line.helm("template", RELEASE, str(CHART), *values)
-    result = subprocess.run(
-        [command_line.binaries / "kubectl", "apply", "--server-side", "--dry-run=server", "--filename", "-"],
-        env=command_line.environment,
-        input=manifests,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Warning" not in result.stderr
-    assert len(result.stdout.splitlines()) == len([found for found in yaml.safe_load_all(manifests) if found])
+
+
+def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine) -> None:
+    for values in VALUES:
+        manifests = command_line.helm("template", RELEASE, str(CHART), *values)
+        result = subprocess.run(
+            [command_line.binaries / "kubectl", "apply", "--server-side", "--dry-run=server", "--filename", "-"],
+            env=command_line.environment,
+            input=manifests,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "Warning" not in result.stderr
+        assert len(result.stdout.splitlines()) == len([found for found in yaml.safe_load_all(manifests) if found])
 
 
 def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
@@ -92,29 +104,6 @@ def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
     after = command_line.get("rljob", "kept", "-n", "team-a")
     assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
     assert after["metadata"]["finalizers"] == [FINALIZER]
-
-
-def test_jobs_and_crds_outlive_an_uninstall_and_meet_the_next_install(
-    command_line: CommandLine, installed: Install
-) -> None:
-    installed()
-    command_line.apply(job("kept", "team-a"))
-    uid = command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"]
-
-    command_line.helm("uninstall", RELEASE, "--no-hooks")
-    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
-    assert deployments(command_line) == []
-
-    command_line.helm("install", RELEASE, str(CHART))
-    assert command_line.get("rljob", "kept", "-n", "team-a")["metadata"]["uid"] == uid
-
-
-def test_an_uninstall_leaves_nothing_of_the_chart_but_the_crds(command_line: CommandLine, installed: Install) -> None:
-    installed("--set", "namespaces={team-a}")
-    command_line.helm("uninstall", RELEASE, "--no-hooks")
-    kinds = "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,deployments,services,configmaps"
-    selector = "app.kubernetes.io/managed-by=Helm"
-    eventually(lambda: command_line.get(kinds, "-A", "-l", selector)["items"] == [], "nothing to be left")
 
 
 def test_without_keep_the_crds_go_with_the_release(command_line: CommandLine, installed: Install) -> None:
@@ -139,6 +128,70 @@ def printer_columns(command_line: CommandLine) -> set[str]:
     return {column["name"] for column in version.get("additionalPrinterColumns", [])}
 
 
-def deployments(command_line: CommandLine) -> list[Object]:
-    found: list[Object] = command_line.get("deployments", "-n", RELEASE_NAMESPACE)["items"]
-    return found
+OPERATOR = f"system:serviceaccount:{RELEASE_NAMESPACE}:{NAMES}"
+
+
+@pytest.fixture(scope="module")
+def everywhere(command_line: CommandLine) -> Iterator[CommandLine]:
+    command_line.helm("install", RELEASE, str(CHART))
+    eventually(lambda: command_line.may(OPERATOR, "create", "pods", "team-b"), "the operator's rights to arrive")
+    yield command_line
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+
+
+def test_the_operator_may_run_jobs_in_every_namespace(everywhere: CommandLine) -> None:
+    for namespace in ("team-a", "team-b"):
+        assert everywhere.may(OPERATOR, "create", "pods", namespace)
+        assert everywhere.may(OPERATOR, "patch", "rljobs.rljob.dev/status", namespace)
+        assert not everywhere.may(OPERATOR, "get", "secrets", namespace)
+
+
+def test_the_operator_can_grant_a_job_its_step_report_and_nothing_more(everywhere: CommandLine) -> None:
+    own = {
+        "apiGroups": ["rljob.dev"],
+        "resources": ["stepreports/status"],
+        "resourceNames": ["x"],
+        "verbs": ["patch"],
+    }
+    everywhere.kubectl(*APPLY, stdin=yaml.safe_dump(role(own)))
+    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
+    with pytest.raises(AssertionError, match="attempting to grant RBAC permissions not currently held"):
+        everywhere.kubectl(*APPLY, stdin=yaml.safe_dump(role(secrets)))
+
+
+def test_editors_of_a_namespace_edit_its_jobs_and_viewers_see_them(everywhere: CommandLine) -> None:
+    for user in ("view", "edit"):
+        everywhere.apply(binding(user))
+    eventually(lambda: everywhere.may("edit", "create", "rljobs.rljob.dev", "team-a"), "the editor's rights to arrive")
+    assert not everywhere.may("edit", "create", "rljobs.rljob.dev", "team-b")
+    assert not everywhere.may("edit", "patch", "rljobs.rljob.dev/status", "team-a")
+    eventually(lambda: everywhere.may("view", "watch", "rljobs.rljob.dev", "team-a"), "the viewer's rights to arrive")
+    assert not everywhere.may("view", "create", "rljobs.rljob.dev", "team-a")
+
+
+def test_held_to_one_namespace_the_operator_touches_no_other(everywhere: CommandLine) -> None:
+    everywhere.helm("upgrade", RELEASE, str(CHART), "--set", "namespaces={team-a}")
+    eventually(lambda: everywhere.may(OPERATOR, "create", "pods", "team-a"), "the rights in the namespace to arrive")
+    eventually(lambda: not everywhere.may(OPERATOR, "create", "secrets", "team-b"), "the rights elsewhere to go")
+    for verb, resource in [("create", "pods"), ("list", "pods"), ("list", "rljobs.rljob.dev")]:
+        assert not everywhere.may(OPERATOR, verb, resource, "team-b")
+
+
+APPLY = ("apply", "--server-side", "--filename", "-", "--as", OPERATOR)
+
+
+def role(rule: Object) -> Object:
+    metadata = {"name": "granted", "namespace": "team-a"}
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": [rule]}
+
+
+def binding(user: str) -> Object:
+    """Kubernetes' own ClusterRole of that name, in team-a, for a user of that name."""
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": user, "namespace": "team-a"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    }

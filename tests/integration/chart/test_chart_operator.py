@@ -1,9 +1,11 @@
-"""The operator with no other rights and settings than the chart gives it."""
+"""The operator with no other rights and settings than the chart gives it, and the hooks that remove it."""
 
 from __future__ import annotations
 
 import re
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ from rljob_testing.operator.manifests import node, node_status
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.operator.restarts import kept_running
 from tests.integration.chart.conftest import (
+    CHART,
     NAMES,
+    RELEASE,
     RELEASE_NAMESPACE,
     CommandLine,
     Install,
@@ -54,7 +58,7 @@ def operator(
     operator.stop()
 
 
-def test_it_runs_a_job_and_nothing_is_forbidden(
+def test_it_runs_a_job_and_shows_its_metrics_to_those_who_may_read_them(
     command_line: CommandLine, operator: OperatorProcess, control_plane: ControlPlane
 ) -> None:
     command_line.apply(node("gpu-node", {}))
@@ -78,18 +82,15 @@ def test_it_runs_a_job_and_nothing_is_forbidden(
     eventually(lambda: all("deletionTimestamp" in pod["metadata"] for pod in pods()), "its pods to be deleted")
     command_line.kubectl("delete", "node", "gpu-node")
 
-    requests = requests_by_resource_and_code(scrape(operator, token_of(command_line, "prometheus", "team-b")))
-    assert {resource for resource, code in requests if code in ("401", "403")} == set()
-    assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
-
-
-def test_its_metrics_are_for_those_who_may_read_them(command_line: CommandLine, operator: OperatorProcess) -> None:
     reader = token_of(command_line, "prometheus", "team-b")
     eventually(lambda: "rljob_operator_leader 1.0" in scrape(operator, reader), "a leader")
-    for token, code in [("", 401), ("wrong", 401), (token_of(command_line, "default", "team-a"), 403)]:
+    for token, refusal in [("", 401), ("wrong", 401), (token_of(command_line, "default", "team-a"), 403)]:
         with pytest.raises(urllib.error.HTTPError) as refused:
             scrape(operator, token)
-        assert refused.value.code == code
+        assert refused.value.code == refusal
+    requests = requests_by_resource_and_code(scrape(operator, reader))
+    assert {resource for resource, code in requests if code in ("401", "403")} == set()
+    assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
 
 
 def scrape(operator: OperatorProcess, token: str) -> str:
@@ -117,3 +118,109 @@ def token_of(command_line: CommandLine, account: str, namespace: str) -> str:
     metadata = {"name": account, "namespace": namespace}
     command_line.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     return command_line.kubectl("create", "token", account, "-n", namespace).strip()
+
+
+OURS = "rljob.dev/pods-end-first"
+FOREIGN = "example.com/keep"
+CLAIM = "rljob.dev/operator"
+INSTALLATION = f"{RELEASE_NAMESPACE}/{NAMES}"
+
+
+def test_after_an_uninstall_jobs_can_be_deleted_without_an_operator(
+    command_line: CommandLine, installed: Install, tmp_path: Path
+) -> None:
+    installed()
+    command_line.apply(
+        job("plain", "team-a", finalizers=[OURS]),
+        job("kept-by-another", "team-b", finalizers=[OURS, FOREIGN], annotations={CLAIM: INSTALLATION, "mine": "kept"}),
+        job("claimed", "team-a", annotations={CLAIM: INSTALLATION}),
+        job("of-another-operator", "team-b", finalizers=[OURS], annotations={CLAIM: "a/b"}),
+    )
+    command_line.kubectl("delete", "rljob", "plain", "-n", "team-a", "--wait=false")
+
+    uninstall(command_line, tmp_path)
+
+    eventually(lambda: len(jobs(command_line, "team-a")) == 1, "the deleted job to be gone")
+    other, of_another_operator = jobs(command_line, "team-b")
+    assert other["metadata"]["finalizers"] == [FOREIGN]
+    assert "deletionTimestamp" not in other["metadata"]
+    assert other["metadata"]["annotations"].keys() & {CLAIM, "mine"} == {"mine"}
+    assert of_another_operator["metadata"]["finalizers"] == [OURS]
+    assert of_another_operator["metadata"]["annotations"][CLAIM] == "a/b"
+    [claimed] = jobs(command_line, "team-a")
+    assert CLAIM not in claimed["metadata"].get("annotations", {})
+    eventually(lambda: left_in_release_namespace(command_line) == [], "the hook's own objects to be gone")
+
+
+def test_held_to_a_namespace_the_hook_leaves_the_jobs_of_others_alone(
+    command_line: CommandLine, installed: Install, tmp_path: Path
+) -> None:
+    installed("--set", "namespaces={team-a}")
+    for namespace in ("team-a", "team-b"):
+        command_line.apply(job("here", namespace, finalizers=[OURS]))
+
+    uninstall(command_line, tmp_path)
+
+    assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-a")] == [[]]
+    assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-b")] == [[OURS]]
+
+
+def test_without_remove_finalizers_there_is_no_hook(command_line: CommandLine) -> None:
+    """As docs/install.md advises for Argo CD, which cannot run hooks with objects other than Jobs in all versions."""
+    assert "helm.sh/hook:" in command_line.helm("template", RELEASE, str(CHART))
+    values = ("--set", "uninstall.removeFinalizers=false")
+    assert "helm.sh/hook:" not in command_line.helm("template", RELEASE, str(CHART), *values)
+
+
+def uninstall(command_line: CommandLine, directory: Path) -> None:
+    """`helm uninstall`, with this test as kubelet: it runs the hook's container with its ServiceAccount's rights."""
+    binaries, environment = command_line.binaries, command_line.environment
+    command = [str(binaries / "helm"), "uninstall", RELEASE, "--namespace", RELEASE_NAMESPACE, "--timeout", "240s"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as helm:
+        [pod] = eventually(lambda: hook_pods(command_line), "the pod of the hook")
+        exit_code = run_container(command_line, pod, directory)
+        assert exit_code == 0
+        name = pod["metadata"]["name"]
+        command_line.kubectl(
+            *("patch", "pod", name, "-n", RELEASE_NAMESPACE, "--subresource=status", "--type=merge"),
+            *("-p", '{"status": {"phase": "Succeeded"}}'),
+        )
+        _, errors = helm.communicate(timeout=240)
+    assert helm.returncode == 0, errors
+
+
+def run_container(command_line: CommandLine, pod: Object, directory: Path) -> int:
+    [container] = pod["spec"]["containers"]
+    command: list[str] = [*container["command"], *container.get("args", [])]
+    assert command[0] == "python"
+    account = pod["spec"]["serviceAccountName"]
+    token = command_line.kubectl("create", "token", account, "-n", RELEASE_NAMESPACE).strip()
+    kubeconfig = directory / "hook.kubeconfig"
+    kubeconfig.write_text(kubeconfig_of_token(command_line, token))
+    result = subprocess.run(
+        [sys.executable, *command[1:]], env=command_line.environment | {"KUBECONFIG": str(kubeconfig)}, timeout=240
+    )
+    return result.returncode
+
+
+def kubeconfig_of_token(command_line: CommandLine, token: str) -> str:
+    config = yaml.safe_load(Path(command_line.environment["KUBECONFIG"]).read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    return yaml.safe_dump(config)
+
+
+def hook_pods(command_line: CommandLine) -> list[Object]:
+    selector = "app.kubernetes.io/component=remove-finalizers"
+    pods: list[Object] = command_line.get("pods", "-n", RELEASE_NAMESPACE, "-l", selector)["items"]
+    return [pod for pod in pods if pod["status"]["phase"] == "Pending"]  # and not that of an earlier test
+
+
+def jobs(command_line: CommandLine, namespace: str) -> list[Object]:
+    found: list[Object] = command_line.get("rljobs", "-n", namespace)["items"]
+    return found
+
+
+def left_in_release_namespace(command_line: CommandLine) -> list[str]:
+    found = command_line.get("jobs,serviceaccounts,roles,rolebindings", "-n", RELEASE_NAMESPACE)["items"]
+    return [one["metadata"]["name"] for one in found if one["metadata"]["name"].startswith(NAMES)]

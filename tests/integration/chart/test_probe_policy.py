@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,37 +111,25 @@ def test_the_rest_of_the_pod_stays_as_it_is(api: ApiClient) -> None:
     assert with_probe == without
 
 
-def test_a_pythonpath_of_the_pod_is_kept_after_the_probes(api: ApiClient) -> None:
-    [trainer] = admitted(api, pod(container(env=[{"name": "PYTHONPATH", "value": "/app:/lib"}])))["containers"]
-    assert variables(trainer)["PYTHONPATH"] == f"{probe.SITE}:/app:/lib"
+def test_a_pythonpath_of_the_pod_is_extended_or_left_alone(api: ApiClient) -> None:
+    twice = [{"name": "PYTHONPATH", "value": "/a:/b"}, {"name": "PYTHONPATH", "value": "/c"}]
+    by_reference = [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    containers = [container("once", env=twice[:1]), container("twice", env=twice), container("ref", env=by_reference)]
+    once, of_both, of_reference = admitted(api, pod(*containers))["containers"]
+    assert variables(once)["PYTHONPATH"] == f"{probe.SITE}:/a:/b"
+    assert variables(of_both)["PYTHONPATH"] == f"{probe.SITE}:/a:/b:/c"
+    assert "RLJOB_PROBE_NOTES" not in variables(of_reference)
 
 
-def test_a_pythonpath_that_cannot_be_extended_is_left_alone(api: ApiClient) -> None:
-    by_reference = {"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    spec = admitted(api, pod(container(env=[by_reference]), container("other")))
-    trainer, other = spec["containers"]
-    assert "RLJOB_PROBE_NOTES" not in variables(trainer)
-    assert variables(other)["PYTHONPATH"] == probe.SITE
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        pytest.param(pod(labels={}), id="no label"),
-        pytest.param(pod(labels={"rljob.dev/diagnose": "false"}), id="another value"),
-        pytest.param(pod(labels=LABEL | {"app.kubernetes.io/managed-by": "rljob-operator"}), id="of an RLJob"),
-        pytest.param(pod(annotations={"rljob.dev/probe": "Disabled"}), id="disabled"),
-        pytest.param(pod(volumes=[{"name": "rljob-probe", "emptyDir": {}}]), id="has the volume"),
-    ],
-)
-def test_other_pods_get_no_probe(api: ApiClient, manifest: Object) -> None:
-    assert not injected(admitted(api, manifest))
-
-
-def test_a_variable_that_is_set_twice_becomes_one(api: ApiClient) -> None:
-    twice = [{"name": "PYTHONPATH", "value": "/a"}, {"name": "PYTHONPATH", "value": "/b"}]
-    [trainer] = admitted(api, pod(container(env=twice)))["containers"]
-    assert variables(trainer)["PYTHONPATH"] == f"{probe.SITE}:/a:/b"
+def test_other_pods_get_no_probe(api: ApiClient) -> None:
+    others = {
+        "no label": pod(labels={}),
+        "another value": pod(labels={"rljob.dev/diagnose": "false"}),
+        "of an RLJob": pod(labels=LABEL | {"app.kubernetes.io/managed-by": "rljob-operator"}),
+        "disabled": pod(annotations={"rljob.dev/probe": "Disabled"}),
+        "has the volume": pod(volumes=[{"name": "rljob-probe", "emptyDir": {}}]),
+    }
+    assert [name for name, manifest in others.items() if injected(admitted(api, manifest))] == []
 
 
 def test_the_pods_of_a_job_get_the_probe_from_its_template(api: ApiClient) -> None:
@@ -157,51 +144,19 @@ def test_the_pods_of_a_job_get_the_probe_from_its_template(api: ApiClient) -> No
     assert injected(made["spec"])
 
 
-RAY_WORKER = pod(
-    container(
-        "ray-worker",
-        command=["/bin/bash", "-c", "--"],
-        args=["ulimit -n 65536; ray start --address=$RAY_ADDRESS --block"],
-        env=[{"name": "RAY_ADDRESS", "value": "raycluster-head-svc:6379"}],
-        volumeMounts=[{"name": "shared-mem", "mountPath": "/dev/shm"}],
-    ),
-    labels=LABEL | {"ray.io/cluster": "raycluster", "ray.io/node-type": "worker", "ray.io/group": "gpu"},
-    initContainers=[container("wait-gcs-ready", command=["/bin/bash", "-c", "ray health-check"])],
-    volumes=[{"name": "shared-mem", "emptyDir": {"medium": "Memory"}}],
-)
-RAY_HEAD = pod(
-    container("ray-head"),
-    container("autoscaler", envFrom=[{"configMapRef": {"name": "autoscaler"}}]),
-    labels=LABEL | {"ray.io/cluster": "raycluster", "ray.io/node-type": "head"},
-)
-JOBSET = pod(
-    container("trainer", env=[{"name": "JOB_COMPLETION_INDEX", "value": "0"}]),
-    labels=LABEL | {"jobset.sigs.k8s.io/jobset-name": "ddp", "batch.kubernetes.io/job-name": "ddp-workers-0"},
-    annotations={"jobset.sigs.k8s.io/jobset-name": "ddp", "jobset.sigs.k8s.io/job-index": "0"},
-    subdomain="ddp",
-    restartPolicy="OnFailure",
-)
-
-
-@pytest.mark.parametrize("manifest", [RAY_WORKER, RAY_HEAD, JOBSET], ids=["Ray worker", "Ray head", "JobSet"])
-def test_pods_of_the_shape_of_other_workloads_get_the_probe(api: ApiClient, manifest: Object) -> None:
-    spec = admitted(api, manifest)
-    assert spec["initContainers"][0]["name"] == "rljob-probe"
-    for found in spec["containers"]:
-        assert variables(found)["PYTHONPATH"] == probe.SITE
-        assert mounts(found)["/run/rljob-probe"]["subPath"] == f"notes-{found['name']}"
-
-
-@pytest.mark.parametrize(
-    "example", sorted((ROOT / "examples" / "workloads").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_every_pod_template_of_the_examples_gets_the_probe(api: ApiClient, example: Path) -> None:
-    templates = list(pod_templates(yaml.safe_load(example.read_text())))
-    assert templates
+def test_every_pod_template_of_the_examples_gets_the_probe(api: ApiClient) -> None:
+    examples = sorted((ROOT / "examples" / "workloads").glob("*.yaml"))
+    templates = [found for example in examples for found in pod_templates(yaml.safe_load(example.read_text()))]
+    assert len(templates) >= len(examples) > 0
     for template in templates:
-        containers = [{**found, "securityContext": RESTRICTED} for found in template["spec"]["containers"]]
-        given = pod(*containers, labels=template["metadata"]["labels"])
-        assert injected(admitted(api, given))
+        metadata, spec = template["metadata"], template["spec"]
+        containers = [{**found, "securityContext": RESTRICTED} for found in spec["containers"]]
+        given = pod(*containers, labels=metadata["labels"], annotations=metadata.get("annotations"))
+        found = admitted(api, given)
+        assert found["initContainers"][0]["name"] == "rljob-probe"
+        for each in found["containers"]:
+            assert variables(each)["PYTHONPATH"].startswith(probe.SITE)
+            assert mounts(each)["/run/rljob-probe"]["subPath"] == f"notes-{each['name']}"
 
 
 def pod_templates(value: Any) -> Iterator[Object]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,13 @@ from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
-from rljob_testing.operator.ports import BLOCK, port_block
+from rljob_testing.operator.operator_process import BLOCK, OperatorProcess, port_block, write_kubeconfig
 from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, kept_running, restart
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.repository import ROOT
 
+NewJob = Callable[..., WatchedJob]
 RestartedWith = Callable[..., AbstractContextManager[None]]
 
 _numbers = itertools.count(1)
@@ -62,16 +63,27 @@ def api(control_plane: ControlPlane) -> ApiClient:
 
 
 @pytest.fixture
-def namespace(api: ApiClient) -> Iterator[str]:
-    """A namespace that admits only `restricted` pods. It goes after the test, with all that is in it."""
-    name = f"test-{next(_numbers)}"
-    api.create("namespaces", manifests.namespace(name))
-    # The controller manager makes it, and takes its time after a test in which the API server was away.
-    found = partial(api.find, "serviceaccounts", "default", name)
-    eventually(found, "the namespace's default ServiceAccount")
-    yield name
-    if api.find("namespaces", name):
-        api.delete("namespaces", name)
+def new_namespace(api: ApiClient) -> Iterator[Callable[[], str]]:
+    """Makes namespaces that admit only `restricted` pods. They go after the test, with all that is in them."""
+    names: list[str] = []
+
+    def new() -> str:
+        names.append(f"test-{next(_numbers)}")
+        api.create("namespaces", manifests.namespace(names[-1]))
+        # The controller manager makes it, and takes its time after a test in which the API server was away.
+        found = partial(api.find, "serviceaccounts", "default", names[-1])
+        eventually(found, "the namespace's default ServiceAccount")
+        return names[-1]
+
+    yield new
+    for name in names:
+        if api.find("namespaces", name):
+            api.delete("namespaces", name)
+
+
+@pytest.fixture
+def namespace(new_namespace: Callable[[], str]) -> str:
+    return new_namespace()
 
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -94,6 +106,20 @@ def run_kubectl(
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
     return done
+
+
+def restricted_pod(name: str, **metadata: Any) -> dict[str, Any]:
+    """A pod of another workload."""
+    context = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    resources = {"limits": {"memory": "512Mi"}}
+    container = {"name": "trainer", "image": "trl:1", "securityContext": context, "resources": resources}
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
 
 
 # --- the operator ---
@@ -184,7 +210,23 @@ def restarted_with(operator: OperatorProcess, api: ApiClient) -> RestartedWith:
 
 
 @pytest.fixture
-def job(operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, namespace: str) -> Iterator[WatchedJob]:
+def job(new_job: NewJob, namespace: str) -> WatchedJob:
     """A job in the test's namespace, not yet created, and an operator that looks after it."""
-    yield WatchedJob(api, kubelet, namespace)
-    kubelet.follow(namespace)  # its pods end as the namespace is deleted
+    return new_job(namespace)
+
+
+@pytest.fixture
+def new_job(
+    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, new_namespace: Callable[[], str]
+) -> Iterator[NewJob]:
+    """Returns jobs that are not yet created: `new_job(namespace, name)`, or in a namespace of its own, `new_job()`."""
+    namespaces: set[str] = set()
+
+    def new(namespace: str = "", name: str = "job") -> WatchedJob:
+        job = WatchedJob(api, kubelet, namespace or new_namespace(), name)
+        namespaces.add(job.namespace)
+        return job
+
+    yield new
+    for namespace in namespaces:
+        kubelet.follow(namespace)  # its pods end as the namespace is deleted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,45 @@ from rljob_testing.operator.api_client import ApiClient, ApiError, refusal
 from rljob_testing.operator.manifests import job
 from rljob_testing.repository import ROOT
 from tests.integration.operator.conftest import Kubectl
-from tests.integration.operator.schema_paths import at, nested, replaced, rules
+
+Object = dict[str, Any]
+
+
+def rules(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+    """(path of the object it is about, rule) of every CEL rule in the schema."""
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield path, rule
+    for name, below in schema.get("properties", {}).items():
+        yield from rules(below, f"{path}.{name}".removeprefix("."))
+    if isinstance(schema.get("items"), dict):
+        yield from rules(schema["items"], f"{path}[]")
+
+
+def at(value: Object, path: str) -> Any:
+    """The value at the path; None if a part of it is absent."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None  # type: ignore[assignment]
+    return value
+
+
+def replaced(value: Object, path: str, new: Any) -> Object:
+    """A copy with something else at the path; `new` None: without it."""
+    name, _, rest = path.partition(".")
+    copy = dict(value)
+    if rest:
+        copy[name] = replaced(copy.get(name) or {}, rest, new)
+    elif new is None:
+        copy.pop(name, None)
+    else:
+        copy[name] = new
+    return copy
+
+
+def nested(path: str, value: Any) -> Object:
+    """An object with nothing but `value`, at the path: as a merge patch, it changes that alone, and None removes."""
+    name, _, rest = path.partition(".")
+    return {name: nested(rest, value) if rest else value}
+
 
 SCHEMA = rljob_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 RULES = [rule for path, rule in rules(SCHEMA) if "oldSelf" not in rule["rule"] and not path.startswith("status")]
@@ -24,229 +63,93 @@ KEPT_PRESENT_OR_ABSENT = [
     if "has(oldSelf." in rule["rule"] and "cannot change" in rule["message"]
 ]
 
-DISAGGREGATED: dict[str, Any] = {"topology": "Disaggregated"}
-JSONL: dict[str, Any] = {"name": "jsonl", "args": {"path": "items.jsonl"}}
+DISAGGREGATED: Object = {"topology": "Disaggregated"}
+JSONL: Object = {"name": "jsonl", "args": {"path": "items.jsonl"}}
+ANOTHER: Object = {"trainer": {"image": "a"}}
+UNCORRECTED = {"mode": "Disabled"}
+PARTIAL = {"partialRolloutPrompts": 4, "maxStaleness": 1}
 
-CONFLICTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    # the field that is named, a spec that breaks a rule, one beside it that does not
-    ("spec.model.uri", {"model": {"uri": "pvc://models/.."}}, {"model": {"uri": "pvc://models/qwen3"}}),
-    ("spec.model.uri", {"model": {"uri": "hf://my org/qwen3"}}, {"model": {"uri": "file:///my models/qwen3"}}),
-    ("spec.algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}, {"algorithm": {"dualClip": 0}}),
-    ("spec.algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}, {"algorithm": {"warmupSteps": 10}}),
-    (
-        "spec.algorithm.updatesPerStep",
-        {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}},
-        {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 8}},
-    ),
-    ("spec.task.reward", {"task": JSONL | {"reward": "rw.py:f"}}, {"task": JSONL | {"reward": "rw:f"}}),
-    (
-        "spec.task.name",
-        {"task": {"name": "items.py:load", "reward": "rw:f"}},
-        {"task": {"name": "items:load", "reward": "rw:f"}},
-    ),
-    ("spec.task.reward", {"task": JSONL}, {"task": JSONL | {"reward": "rewards:exact"}}),
-    (
-        "spec.task.systemPrompt",
-        {"task": {"name": "digits", "systemPrompt": "Be brief.", "chatTemplate": "Never"}},
-        {"task": {"name": "digits", "systemPrompt": "Be brief.", "chatTemplate": "Auto"}},
-    ),
-    (
-        "spec.task.files.configMap",
-        {"task": {"name": "digits", "files": {"configMap": "a", "persistentVolumeClaim": "b"}}},
-        {"task": {"name": "digits", "files": {"configMap": "a"}}},
-    ),
-    (
-        "spec.task.files.path",
-        {"task": {"name": "digits", "files": {"configMap": "a", "path": "data"}}},
-        {"task": {"name": "digits", "files": {"persistentVolumeClaim": "b", "path": "data"}}},
-    ),
-    ("spec.env[0].value", {"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": "1"}]}),
-    (
-        "spec.env[0].valueFrom.secretKeyRef",
-        {"env": [{"name": "HF_TOKEN", "valueFrom": {}}]},
-        {"env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]},
-    ),
-    (
-        "spec.env[0].name",
-        {"env": [{"name": "RLJOB_ROLE", "value": "x"}]},
-        {"env": [{"name": "RLJOBS", "value": "x"}]},
-    ),
-    (
-        "spec.env[0].name",
-        {"env": [{"name": "PYTORCH_ALLOC_CONF", "value": ""}]},
-        {"env": [{"name": "HF_ENDPOINT", "value": "https://hub.example.com"}]},
-    ),
-    (
-        "spec.envFrom[0].secretRef",
-        {"envFrom": [{"prefix": "A_"}]},
-        {"envFrom": [{"prefix": "A_", "secretRef": {"name": "a"}}]},
-    ),
-    ("spec.rollout.replicas", {"rollout": {"replicas": 1}}, {"rollout": {"replicas": 1}} | DISAGGREGATED),
-    (
-        "spec.rollout.gpusPerReplica",
-        {"rollout": {"gpusPerReplica": 1}},
-        {"rollout": {"gpusPerReplica": 1}} | DISAGGREGATED,
-    ),
-    ("spec.rollout.template", {"rollout": {"template": {}}}, {"rollout": {"template": {}}} | DISAGGREGATED),
-    (
-        "spec.memory.rolloutSleep",
-        {"memory": {"rolloutSleep": "Level1"}} | DISAGGREGATED,
-        {"memory": {"rolloutSleep": "Level1"}},
-    ),
-    (
-        "spec.rollout.gpusPerReplica",
-        {"policy": {"gpusPerReplica": 0}} | DISAGGREGATED,
-        {"policy": {"gpusPerReplica": 0}, "rollout": {"gpusPerReplica": 0}} | DISAGGREGATED,
-    ),
-    (
-        "spec.rollout.tensorParallelSize",
-        {"rollout": {"gpusPerReplica": 2, "tensorParallelSize": 4}} | DISAGGREGATED,
-        {"rollout": {"gpusPerReplica": 4, "tensorParallelSize": 2}} | DISAGGREGATED,
-    ),
-    (
-        "spec.rollout.tensorParallelSize",
-        {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 3}, "trainer": {"image": "a"}},
-        {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 2}, "trainer": {"image": "a"}},
-    ),
-    (
-        "spec.checkpoint.volume",
-        {"checkpoint": {"volume": {"emptyDir": {}}, "size": "1Gi"}},
-        {"checkpoint": {"size": "1Gi"}},
-    ),
-    (
-        "spec.checkpoint.volume",
-        {"checkpoint": {"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}},
-        {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}},
-    ),
-    (
-        "spec.checkpoint.retain",
-        {"checkpoint": {"volume": {"emptyDir": {}}, "retain": True}},
-        {"checkpoint": {"size": "1Gi", "retain": True}},
-    ),
-    (
-        "spec.rollout.quantization",
-        {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 0}},
-        {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 1}},
-    ),
-    (
-        "spec.rollout.kvCacheDtype",
-        {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 0}},
-        {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 1}},
-    ),
-    (
-        "spec.algorithm",
-        {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": {"mode": "Disabled"}}},
-        {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": {"mode": "Truncate"}}},
-    ),
-    (
-        "spec.algorithm",
-        {"algorithm": {"maxStaleness": 1, "importanceSampling": {"mode": "Disabled"}}} | DISAGGREGATED,
-        {"algorithm": {"maxStaleness": 1, "importanceSampling": {"mode": "Truncate"}}} | DISAGGREGATED,
-    ),
-    (
-        "spec.algorithm.maxStaleness",
-        {"algorithm": {"maxStaleness": 1}},
-        {"algorithm": {"maxStaleness": 1}} | DISAGGREGATED,
-    ),
-    (
-        "spec.algorithm.partialRolloutPrompts",
-        {"algorithm": {"partialRolloutPrompts": 4}} | DISAGGREGATED,
-        {"algorithm": {"partialRolloutPrompts": 4, "maxStaleness": 1}} | DISAGGREGATED,
-    ),
-    (
-        "spec.algorithm.partialRolloutPrompts",
-        {"algorithm": {"partialRolloutPrompts": 4, "maxStaleness": 1, "promptsPerStep": 4}} | DISAGGREGATED,
-        {"algorithm": {"partialRolloutPrompts": 4, "maxStaleness": 1, "promptsPerStep": 5}} | DISAGGREGATED,
-    ),
-    (
-        "spec.algorithm.partialRolloutPrompts",
-        {"algorithm": {"partialRolloutPrompts": 4, "maxStaleness": 1, "ignoreEndOfSequence": True}} | DISAGGREGATED,
-        {"algorithm": {"partialRolloutPrompts": 4, "maxStaleness": 1, "ignoreEndOfSequence": False}} | DISAGGREGATED,
-    ),
-    (
-        "spec.trainer.adapter",
-        {"trainer": {"image": "a", "adapter": "TRL", "probe": "Disabled"}},
-        {"trainer": {"image": "a", "adapter": "TRL", "probe": "Enabled"}},
-    ),
-    ("spec.recovery.maxGpus", {"recovery": {"maxGpus": 2}, "trainer": {"image": "a"}}, {"recovery": {"maxGpus": 2}}),
-    (
-        "spec.recovery.maxGpus",
-        {"recovery": {"maxGpus": 7}, "policy": {"gpusPerReplica": 4}},
-        {"recovery": {"maxGpus": 8}, "policy": {"gpusPerReplica": 4}},
-    ),
-    ("spec.gang", {"queueName": "gpus", "gang": "Volcano"}, {"queueName": "gpus", "gang": "Auto"}),
-    (
-        "spec.faultInjection.faults",
-        {"faultInjection": {"faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
-        {"faultInjection": {"enabled": True, "faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}},
-    ),
+CONFLICTS: list[tuple[str, Object]] = [
+    ("model.uri", {"model": {"uri": "pvc://models/.."}}),
+    ("model.uri", {"model": {"uri": "hf://my org/qwen3"}}),
+    ("algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}),
+    ("algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}),
+    ("algorithm.updatesPerStep", {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}}),
+    ("task.reward", {"task": JSONL | {"reward": "rw.py:f"}}),
+    ("task.name", {"task": {"name": "items.py:load", "reward": "rw:f"}}),
+    ("task.reward", {"task": JSONL}),
+    ("task.systemPrompt", {"task": {"name": "digits", "systemPrompt": "Be brief.", "chatTemplate": "Never"}}),
+    ("task.files.configMap", {"task": {"name": "digits", "files": {"configMap": "a", "persistentVolumeClaim": "b"}}}),
+    ("task.files.path", {"task": {"name": "digits", "files": {"configMap": "a", "path": "data"}}}),
+    ("env[0].value", {"env": [{"name": "A"}]}),
+    ("env[0].valueFrom.secretKeyRef", {"env": [{"name": "HF_TOKEN", "valueFrom": {}}]}),
+    ("env[0].name", {"env": [{"name": "RLJOB_ROLE", "value": "x"}]}),
+    ("env[0].name", {"env": [{"name": "PYTORCH_ALLOC_CONF", "value": ""}]}),
+    ("envFrom[0].secretRef", {"envFrom": [{"prefix": "A_"}]}),
+    ("rollout.replicas", {"rollout": {"replicas": 1}}),
+    ("rollout.gpusPerReplica", {"rollout": {"gpusPerReplica": 1}}),
+    ("rollout.template", {"rollout": {"template": {}}}),
+    ("memory.rolloutSleep", {"memory": {"rolloutSleep": "Level1"}} | DISAGGREGATED),
+    ("rollout.gpusPerReplica", {"policy": {"gpusPerReplica": 0}} | DISAGGREGATED),
+    ("rollout.tensorParallelSize", {"rollout": {"gpusPerReplica": 2, "tensorParallelSize": 4}} | DISAGGREGATED),
+    ("rollout.tensorParallelSize", {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 3}} | ANOTHER),
+    ("checkpoint.volume", {"checkpoint": {"volume": {"emptyDir": {}}, "size": "1Gi"}}),
+    ("checkpoint.volume", {"checkpoint": {"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}}),
+    ("checkpoint.retain", {"checkpoint": {"volume": {"emptyDir": {}}, "retain": True}}),
+    ("rollout.quantization", {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 0}}),
+    ("rollout.kvCacheDtype", {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 0}}),
+    ("algorithm", {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": UNCORRECTED}}),
+    ("algorithm", {"algorithm": {"maxStaleness": 1, "importanceSampling": UNCORRECTED}} | DISAGGREGATED),
+    ("algorithm.maxStaleness", {"algorithm": {"maxStaleness": 1}}),
+    ("algorithm.partialRolloutPrompts", {"algorithm": {"partialRolloutPrompts": 4}} | DISAGGREGATED),
+    ("algorithm.partialRolloutPrompts", {"algorithm": PARTIAL | {"promptsPerStep": 4}} | DISAGGREGATED),
+    ("algorithm.partialRolloutPrompts", {"algorithm": PARTIAL | {"ignoreEndOfSequence": True}} | DISAGGREGATED),
+    ("trainer.adapter", {"trainer": {"image": "a", "adapter": "TRL", "probe": "Disabled"}}),
+    ("recovery.maxGpus", {"recovery": {"maxGpus": 2}} | ANOTHER),
+    ("recovery.maxGpus", {"recovery": {"maxGpus": 7}, "policy": {"gpusPerReplica": 4}}),
+    ("gang", {"queueName": "gpus", "gang": "Volcano"}),
+    ("faultInjection.faults", {"faultInjection": {"faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}}),
 ]
+"""The field of `spec` that the API server names, and a spec that breaks one rule between fields."""
 
 
-def refused_job(api: ApiClient, namespace: str, manifest: dict[str, Any]) -> ApiError:
+def refused_job(api: ApiClient, namespace: str, manifest: Object) -> ApiError:
     error = refusal(api.create, "rljobs", manifest, namespace)
     assert error is not None
     assert error.status in (400, 422)
     return error
 
 
-@pytest.mark.parametrize(("field", "invalid", "valid"), CONFLICTS)
-def test_conflicting_fields_are_refused_and_the_advice_is_accepted(
-    api: ApiClient, namespace: str, field: str, invalid: dict[str, Any], valid: dict[str, Any]
-) -> None:
-    refused = refused_job(api, namespace, job(**invalid))
-    named, message = refused.causes[0]
-    assert (named, len(refused.causes)) == (field, 1)
-    assert any(rule["message"] in message for rule in RULES)
-    api.create("rljobs", job(**valid), namespace)
+def test_every_rule_between_fields_is_enforced_and_names_one_field(api: ApiClient, namespace: str) -> None:
+    refused = [(field, refused_job(api, namespace, job(**invalid)).causes) for field, invalid in CONFLICTS]
+    assert [[named for named, _ in causes] for _, causes in refused] == [[f"spec.{field}"] for field, _ in refused]
+    refused += [("name", refused_job(api, namespace, job(name)).causes) for name in ("a" * 49, "1st")]
+    messages = [message for _, causes in refused for _, message in causes]
+    assert [rule["message"] for rule in RULES if not any(rule["message"] in message for message in messages)] == []
+    api.create("rljobs", job("a" * 48), namespace)
 
 
-def test_every_rule_between_fields_is_enforced_by_the_api_server(api: ApiClient, namespace: str) -> None:
-    messages = {
-        message for _, invalid, _ in CONFLICTS for _, message in refused_job(api, namespace, job(**invalid)).causes
-    }
-    messages |= {message for name in ("a" * 49, "1st") for _, message in refused_job(api, namespace, job(name)).causes}
-    unused = [rule["message"] for rule in RULES if not any(rule["message"] in message for message in messages)]
-    assert unused == []
+def test_a_value_out_of_bounds_is_refused_by_name(api: ApiClient, namespace: str) -> None:
+    invalid: list[tuple[str, Any, str]] = [
+        ("algorithm.steps", 0, "greater than or equal to 1"),
+        ("algorithm.steps", "many", "must be of type integer"),
+        ("topology", "Together", 'supported values: "Colocated", "Disaggregated"'),
+        ("model.uri", "SmolLM2", "should match"),
+        ("model.uri", None, "Required value"),
+        ("memory.kvCache", "lots", "should match"),
+        ("suspend", "yes", "must be of type boolean"),
+        ("algorithm.stepz", 3, 'unknown field "spec.algorithm.stepz"'),
+    ]
+    for field, value, expected in invalid:
+        refused = refused_job(api, namespace, replaced(job(), f"spec.{field}", value))
+        assert f"spec.{field}" in refused.message
+        assert expected in refused.message
 
 
-@pytest.mark.parametrize(
-    ("spec", "field", "expected"),
-    [
-        ({"algorithm": {"steps": 0}}, "spec.algorithm.steps", "greater than or equal to 1"),
-        ({"algorithm": {"steps": "many"}}, "spec.algorithm.steps", "must be of type integer"),
-        ({"algorithm": {"groupSize": 1}}, "spec.algorithm.groupSize", "greater than or equal to 2"),
-        ({"topology": "Together"}, "spec.topology", 'supported values: "Colocated", "Disaggregated"'),
-        ({"model": {"uri": "SmolLM2"}}, "spec.model.uri", "should match"),
-        ({"model": {}}, "spec.model.uri", "Required value"),
-        ({"memory": {"kvCache": "lots"}}, "spec.memory.kvCache", "should match"),
-        ({"policy": {"gpusPerReplica": -1}}, "spec.policy.gpusPerReplica", "greater than or equal to 0"),
-        ({"suspend": "yes"}, "spec.suspend", "must be of type boolean"),
-        ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),
-    ],
-)
-def test_a_value_out_of_bounds_is_refused_by_name(
-    api: ApiClient, namespace: str, spec: dict[str, Any], field: str, expected: str
-) -> None:
-    refused = refused_job(api, namespace, job(**spec))
-    assert field in refused.message
-    assert expected in refused.message
-
-
-def test_an_unknown_field_is_refused_by_name(api: ApiClient, namespace: str) -> None:
-    refused = refused_job(api, namespace, job(algorithm={"stepz": 3}))
-    assert 'unknown field "spec.algorithm.stepz"' in refused.message
-
-
-def test_kubectl_apply_shows_the_sentence_that_says_what_to_write(kubectl: Kubectl) -> None:
-    manifest = yaml.safe_dump(job(queueName="gpus", gang="Volcano"))
-    shown = kubectl("apply", "-f", "-", stdin=manifest, check=False)
+def test_kubectl_apply_shows_what_to_write_instead(kubectl: Kubectl) -> None:
+    shown = kubectl("apply", "-f", "-", stdin=yaml.safe_dump(job(queueName="gpus", gang="Volcano")), check=False)
     assert shown.returncode != 0
     assert "write gang: Auto, or remove queueName" in shown.stderr
-
-
-def test_a_name_as_long_as_allowed_passes(api: ApiClient, namespace: str) -> None:
-    api.create("rljobs", job("a" * 48), namespace)
 
 
 def test_the_smallest_manifest_gets_every_default(api: ApiClient, namespace: str) -> None:
@@ -265,9 +168,10 @@ def test_the_smallest_manifest_gets_every_default(api: ApiClient, namespace: str
     assert "volume" not in stored["checkpoint"]
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: str(path.stem))
-def test_an_example_applies_as_it_is(kubectl: Kubectl, example: Any) -> None:
-    assert "created" in kubectl("apply", "-f", str(example)).stdout
+def test_the_examples_apply_as_they_are(kubectl: Kubectl) -> None:
+    examples = sorted((ROOT / "examples").glob("*.yaml"))
+    applied = kubectl("apply", *(f"--filename={example}" for example in examples)).stdout
+    assert applied.count("created") >= len(examples) > 0
 
 
 WHOLE = (
@@ -293,7 +197,7 @@ WHOLE = (
 )
 """Two jobs that together have every immutable field, including the optional ones."""
 
-OTHERS: dict[str, Any] = {
+OTHERS: Object = {
     "spec.topology": "Colocated",
     "spec.model": {"uri": "hf://org/other"},
     "spec.task.name": "digits",
@@ -314,7 +218,7 @@ OTHERS: dict[str, Any] = {
 """Other values where they do not follow from the type."""
 
 
-def another(path: str, schema: dict[str, Any], value: Any) -> Any:
+def another(path: str, schema: Object, value: Any) -> Any:
     """A value as good as `value` at `path`; None where the schema allows only one."""
     if path in OTHERS:
         return OTHERS[path]
@@ -325,8 +229,8 @@ def another(path: str, schema: dict[str, Any], value: Any) -> Any:
     return value + 1 if schema["type"] == "integer" else value * 0.9 or 0.5
 
 
-def schema_at(path: str) -> dict[str, Any]:
-    schema: dict[str, Any] = SCHEMA
+def schema_at(path: str) -> Object:
+    schema: Object = SCHEMA
     for name in path.split("."):
         schema = schema["properties"][name]
     return schema
@@ -366,9 +270,8 @@ def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ApiClient,
     assert passed == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_may_change_can_be_changed(api: ApiClient, namespace: str) -> None:
+    changes: list[Object] = [
         {"algorithm": {"steps": 20}},
         {"suspend": True},
         {"memory": {"microBatchTokens": 2048}},
@@ -377,11 +280,10 @@ def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ApiClient,
         {"ttlSecondsAfterFinished": 60},
         {"activeDeadlineSeconds": 3600},
         {"checkpoint": {"everySteps": 3}},
-    ],
-)
-def test_what_may_change_can_be_changed(api: ApiClient, namespace: str, change: dict[str, Any]) -> None:
+    ]
     before = api.create("rljobs", job(), namespace)["metadata"]["generation"]
-    assert api.merge("rljobs", "job", {"spec": change}, namespace)["metadata"]["generation"] == before + 1
+    changed = [api.merge("rljobs", "job", {"spec": change}, namespace)["metadata"]["generation"] for change in changes]
+    assert changed == [before + 1 + count for count in range(len(changes))]
 
 
 def test_status_and_spec_are_written_apart(api: ApiClient, namespace: str) -> None:

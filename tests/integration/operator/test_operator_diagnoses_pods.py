@@ -8,26 +8,14 @@ from typing import Any
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.operator_process import OperatorProcess
+from tests.integration.operator.conftest import restricted_pod
 
 Object = dict[str, Any]
 LABELS = {"rljob.dev/diagnose": "true"}
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "runAsNonRoot": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-TRAINER = {
-    "name": "trainer",
-    "image": "trl:1",
-    "securityContext": RESTRICTED,
-    "resources": {"limits": {"memory": "512Mi"}},
-}
-POD_SPEC = {"restartPolicy": "Never", "containers": [TRAINER]}
 
 
 def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: ApiClient, namespace: str) -> None:
-    spec = {"backoffLimit": 0, "template": {"metadata": {"labels": LABELS}, "spec": POD_SPEC}}
+    spec = {"backoffLimit": 0, "template": {"metadata": {"labels": LABELS}, "spec": restricted_pod("")["spec"]}}
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     api.request("POST", path, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "sums"}, "spec": spec})
     [pod] = eventually(lambda: api.list("pods", namespace, "job-name=sums"), "the Job's pod")
@@ -39,28 +27,11 @@ def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: Api
 
     operator.stop()
     operator.start()
-    later = bare_pod(api, namespace, "later")
+    later = api.create("pods", restricted_pod("later", labels=LABELS), namespace)
     run_out_of_memory(api, later)
     eventually(lambda: notes(api, namespace, "Pod", "later"), "the Event of the later pod", context=operator.end_of_log)
     assert len(notes(api, namespace, "Pod", pod["metadata"]["name"])) == 1
     assert len(notes(api, namespace, "Job", "sums")) == 1
-
-
-def test_a_pod_that_claims_a_foreign_owner_gets_the_only_event(
-    operator: OperatorProcess, api: ApiClient, namespace: str
-) -> None:
-    claimed = {"apiVersion": "batch/v1", "kind": "Job", "name": "../../secrets", "uid": "u", "controller": True}
-    # The garbage collector may delete a pod whose owner does not exist at any time; the finalizer prevents that.
-    pod = bare_pod(api, namespace, "claims", ownerReferences=[claimed], finalizers=["rljob.dev/test"])
-    run_out_of_memory(api, pod)
-    eventually(lambda: notes(api, namespace, "Pod", "claims"), "the Event of the pod", context=operator.end_of_log)
-    api.merge("pods", "claims", {"metadata": {"finalizers": None}}, namespace)
-    assert not [event for event in api.list("events", namespace) if event["involvedObject"]["kind"] == "Job"]
-
-
-def bare_pod(api: ApiClient, namespace: str, name: str, **metadata: Any) -> Object:
-    found = {"name": name, "labels": LABELS, **metadata}
-    return api.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": found, "spec": POD_SPEC}, namespace)
 
 
 def run_out_of_memory(api: ApiClient, pod: Object) -> None:

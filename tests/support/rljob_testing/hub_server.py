@@ -14,9 +14,11 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -49,6 +51,15 @@ class HubServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def served_hub(directory: Path, *, delay_seconds: float = 0.0, broken: Container[str] = ()) -> Iterator[HubServer]:
+    """A hub that runs within the context, on a free port."""
+    with HubServer(directory, delay_seconds=delay_seconds, broken=broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
@@ -40,6 +41,8 @@ class OperatorDied(Exception):
 
 @dataclass
 class SimulatedCluster:
+    """A cluster with one job. Events and checks return it, for chains such as `.tick(60).settled(phase="Failed")`."""
+
     spec: dict[str, Any] = field(default_factory=job_spec)
     settings: OperatorSettings = SETTINGS
     nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE)
@@ -172,23 +175,27 @@ class SimulatedCluster:
 
     # --- people ---
 
-    def set_status(self, status: RLJobStatus | None) -> None:
+    def set_status(self, status: RLJobStatus | None) -> Self:
         self.status = status
         self._version += 1
+        return self
 
-    def change_spec(self, **overrides: Any) -> None:
+    def change_spec(self, **overrides: Any) -> Self:
         self.spec = self.spec | overrides
         self.generation += 1
         self._version += 1
+        return self
 
-    def raise_steps(self, steps: int) -> None:
+    def raise_steps(self, steps: int) -> Self:
         self.change_spec(algorithm=self.spec["algorithm"] | {"steps": steps})
+        return self
 
-    def delete_job(self) -> None:
+    def delete_job(self) -> Self:
         self.deleting = True
         self.gone = not self.finalizer
+        return self
 
-    def delete_pod(self, name: str, grace_seconds: int | None = None) -> None:
+    def delete_pod(self, name: str, grace_seconds: int | None = None) -> Self:
         """Delete gracefully. A pod that has ended or has no node is gone at once.
 
         `grace_seconds`: None is the pod's own.
@@ -202,28 +209,44 @@ class SimulatedCluster:
             self._change(name, deleting=True, deletion_grace_seconds=grace_seconds, deletion_due_at=due)
             if grace_seconds == 0:
                 del self.pods[name]
+        return self
+
+    def observes(self, **facts: Any) -> Self:
+        """Replace the further fields of the observation."""
+        self.facts = facts
+        return self
 
     # --- scheduler and kubelets ---
 
-    def tick(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
+    def gate(self, gated: bool = True) -> Self:
+        for name in self.pods:
+            self._change(name, gated=gated)
+        return self
 
-    def place(self, *names: str, node: str | None = None) -> None:
+    def tick(self, seconds: float) -> Self:
+        self.now += timedelta(seconds=seconds)
+        return self
+
+    def place(self, *names: str, node: str | None = None) -> Self:
         for name in names or tuple(self.pods):
             where = node or ("cpu-node" if self.pods[name].role == "controller" else "gpu-node")
             self._change(name, node=where, scheduled_at=self.now, unschedulable=None)
+        return self
 
-    def unschedulable(self, text: str, *names: str) -> None:
+    def unschedulable(self, text: str, *names: str) -> Self:
         for name in names:
             self._change(name, unschedulable=text)
+        return self
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str) -> Self:
         for name in names or tuple(self.pods):
             self._change(name, phase="Running", started=True, waiting=None)
+        return self
 
-    def ready(self, *names: str) -> None:
+    def ready(self, *names: str) -> Self:
         for name in names or tuple(self.pods):
             self._change(name, ready=True)
+        return self
 
     def end(
         self,
@@ -237,7 +260,7 @@ class SimulatedCluster:
         reason: str = "Error",
         text: str = "",
         sidecars: tuple[str, ...] = (),
-    ) -> None:
+    ) -> Self:
         """`message_code`: exit code in the message, if it differs from the container's. `sidecars`: containers that
         keep running, and with them the phase."""
         code = exit_code if message_code is None else message_code
@@ -249,32 +272,38 @@ class SimulatedCluster:
         end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
         phase = "Running" if sidecars else "Failed" if exit_code else "Succeeded"
         self._change(name, phase=phase, ready=False, started=True, end=end, running_sidecars=sidecars)
+        return self
 
-    def restart(self, *names: str) -> None:
+    def restart(self, *names: str) -> Self:
         """Restart all containers of the pods in place."""
         for name in names or tuple(self.pods):
             self._change(name, restart_count=self.pods[name].restart_count + 1, ready=False, end=None)
+        return self
 
-    def vanish(self, name: str) -> None:
+    def vanish(self, name: str) -> Self:
         del self.pods[name]
+        return self
 
-    def finish_deletions(self) -> None:
+    def finish_deletions(self) -> Self:
         """Remove the pods that are being deleted, without a termination status."""
         for name in [pod.name for pod in self.pods.values() if pod.deleting]:
             del self.pods[name]
+        return self
 
-    def change_pod(self, name: str, **changes: Any) -> None:
+    def change_pod(self, name: str, **changes: Any) -> Self:
         self._change(name, **changes)
+        return self
 
     def _change(self, name: str, **changes: Any) -> None:
         self.pods[name] = replace(self.pods[name], **changes)
 
     # --- the trainer ---
 
-    def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> None:
+    def reports(self, step: int, *, attempt: int | None = None, reward: float = 0.5, **more: Any) -> Self:
         self.report = StepReportStatus.model_validate(
             {"attempt": attempt or self.attempt.number, "step": step, "reward": reward} | {"plan": PLAN} | more
         )
+        return self
 
     # --- what a test asks ---
 
@@ -296,9 +325,82 @@ class SimulatedCluster:
         assert self.status.display is not None
         return self.status.display.phase
 
+    @property
+    def kstatus(self) -> str:
+        """The rules of sigs.k8s.io/cli-utils/pkg/kstatus/status for kinds that it does not know."""
+        if self.stored.observed_generation != self.generation:
+            return "InProgress"
+        if self.holds(ConditionType.STALLED):
+            return "Failed"
+        return "Current" if self.holds(ConditionType.READY) else "InProgress"
+
+    @property
+    def stored(self) -> RLJobStatus:
+        assert self.status is not None
+        return self.status
+
+    @property
+    def plan(self) -> MemoryPlan:
+        assert self.stored.plan is not None
+        return self.stored.plan
+
+    @property
+    def remedies(self) -> list[str]:
+        return [change.remedy.setting for change in self.stored.plan_changes]
+
+    def names(self, role: str) -> list[str]:
+        return sorted(pod.name for pod in self.pods.values() if pod.role == role)
+
+    def expect(self, **expected: Any) -> Self:
+        """Compare facts of the job with the expected ones. The names of facts:
+
+        - a field of the status, or else of its latest attempt;
+        - a condition in lower case: its status as a bool, its reason, or both in a tuple;
+        - a condition or `message` with `_says`: a part of its message, or several in a tuple;
+        - `phase`; `kstatus`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
+        """
+        found = {name: self._fact(name, value) for name, value in expected.items()}
+        assert found == expected, f"{found} is not {expected}"
+        return self
+
+    def settled(self, **expected: Any) -> Self:
+        """Settle, and compare facts as `expect` does."""
+        self.settle()
+        return self.expect(**expected)
+
+    def _fact(self, name: str, expected: Any) -> Any:
+        subject = name.removesuffix("_says")
+        condition = None
+        if subject.upper() in ConditionType.__members__:
+            condition = self.condition(ConditionType[subject.upper()])
+        if subject != name:
+            message = (condition.message if condition else self.attempt.message) or ""
+            parts = (expected,) if isinstance(expected, str) else expected
+            return expected if all(part in message for part in parts) else message
+        if condition:
+            is_true, reason = condition.status == "True", condition.reason
+            return (
+                (is_true, reason) if isinstance(expected, tuple) else is_true if isinstance(expected, bool) else reason
+            )
+        if name in ("phase", "kstatus"):
+            return getattr(self, name)
+        if name in ("pods", "deleting"):
+            return {pod.name for pod in self.pods.values() if name == "pods" or pod.deleting}
+        if name == "wait":
+            return self.last.requeue_after_seconds
+        return getattr(self.stored if name in RLJobStatus.model_fields else self.attempt, name)
+
     # --- the way to where most tests begin ---
 
-    def run(self) -> SimulatedCluster:
+    def stop(self) -> Self:
+        """Let all pods go that the operator deletes."""
+        for _ in range(3):
+            self.settle()
+            self.finish_deletions()
+        self.settle()
+        return self
+
+    def run(self) -> Self:
         """Run until the attempt commits steps."""
         self.settle()
         self.place()
@@ -307,13 +409,37 @@ class SimulatedCluster:
         self.settle()
         return self
 
-    def next_attempt_runs(self) -> SimulatedCluster:
+    def complete(self, step: int = 60) -> Self:
+        """Let the controller report that all steps are committed, and the workers go."""
+        self.end("demo-controller", 0, sentence="all steps are committed", step=step)
+        return self.settled().finish_deletions()
+
+    def next_attempt_runs(self) -> Self:
         """Remove the old pods and start those of the next attempt."""
-        for _ in range(4):
-            self.settle()
-            self.finish_deletions()
+        self.stop()
+        self.finish_deletions()
         self.tick(400)
         return self.run()
+
+
+def new_job(
+    settings: OperatorSettings = SETTINGS,
+    nodes: tuple[ObservedNode, ...] = (CPU_NODE, GPU_NODE),
+    facts: dict[str, Any] | None = None,
+    **spec: Any,
+) -> SimulatedCluster:
+    """A job that was applied just now. `spec`: as of `job_spec`."""
+    return SimulatedCluster(spec=job_spec(**spec), settings=settings, nodes=nodes, facts=dict(facts or {}))
+
+
+def created_job(**given: Any) -> SimulatedCluster:
+    """A job whose pods are created and not yet placed. `given`: as of `new_job`."""
+    return new_job(**given).settled()
+
+
+def running_job(**given: Any) -> SimulatedCluster:
+    """A job whose attempt commits steps. `given`: as of `new_job`."""
+    return new_job(**given).run()
 
 
 CONTROLLER, POLICY_0, POLICY_1 = "demo-controller", "demo-policy-0", "demo-policy-1"

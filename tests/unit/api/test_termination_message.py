@@ -6,15 +6,18 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.step_report import Evidence
+from rljob_api.storable_text import is_storable, storable
 from rljob_api.termination_message import (
     MAX_TERMINATION_MESSAGE_BYTES,
     TerminationMessage,
     read_termination_message,
 )
+from rljob_api.yaml_document import read_documents
 
 
 def evidence(message: str) -> Evidence:
@@ -40,23 +43,16 @@ def test_any_message_fits_and_survives_a_round_trip(sentence: str, message: str 
 
 
 @pytest.mark.parametrize("character", ["x", "\x00", "€", "🙂"])
-def test_the_longest_texts_of_any_characters_fit(character: str) -> None:
+def test_the_longest_texts_fit_and_are_kept_as_far_as_possible(character: str) -> None:
     message = TerminationMessage(exit_code=80, message=character * 5000, evidence=evidence(character * 4096))
     assert len(message.to_json()) <= MAX_TERMINATION_MESSAGE_BYTES
-
-
-def test_a_truncated_message_keeps_as_much_as_fits() -> None:
+    assert len(message.message) == 1024
+    assert message.message.endswith(f"{character}…")
     written = TerminationMessage(exit_code=80, message="a GPU ran out of memory", evidence=evidence("x" * 4096))
     read = read_termination_message(written.to_json().decode())
     assert read is not None
     assert read.evidence is not None
     assert len(read.evidence.message) > 3500
-
-
-def test_a_truncated_sentence_is_marked() -> None:
-    message = TerminationMessage(exit_code=1, message="x" * 2000)
-    assert len(message.message) == 1024
-    assert message.message.endswith("x…")
 
 
 @pytest.mark.parametrize("text", ["", "Killed", "{}", '{"exitCode": 80', '{"exitCode": 300, "message": ""}', "[1]"])
@@ -78,3 +74,33 @@ def test_a_message_that_does_not_fit_a_status_gives_none(broken: dict[str, objec
     message = {"exitCode": 80, "message": "a GPU ran out of memory", "evidence": good}
     assert read_termination_message(json.dumps(message)) is not None
     assert read_termination_message(json.dumps(message | {"evidence": good | broken})) is None
+
+
+# --- half of a surrogate pair can be stored as an escape, and is refused in manifests ---
+
+
+def test_lone_surrogates_anywhere_in_a_value_become_escapes() -> None:
+    value = {"a\udcff": ["é😀", ("\ud83d", 7, None)]}
+    assert storable(value) == {"a\\udcff": ["é😀", ("\\ud83d", 7, None)]}
+    assert is_storable("é😀")
+    assert not is_storable("a\ud83d")
+
+
+def test_a_termination_message_may_quote_any_text() -> None:
+    written = TerminationMessage(exit_code=84, message="found 'ab \ud83d c'").to_json()
+    read = read_termination_message(written.decode("utf-8"))
+    assert read is not None
+    assert read.message == "found 'ab \\ud83d c'"
+    assert json.loads(written)["exitCode"] == 84
+
+
+def test_escapes_of_a_pair_in_yaml_are_one_character() -> None:
+    [document] = read_documents('task: {systemPrompt: "\\ud83d\\ude00 é"}\n')
+    assert document.data == {"task": {"systemPrompt": "😀 é"}}
+
+
+def test_half_of_a_pair_in_yaml_is_refused_with_its_line() -> None:
+    with pytest.raises(yaml.MarkedYAMLError, match="found half of a character in") as raised:
+        list(read_documents('task:\n  promptTemplate: "{question} \\ud83d"\n'))
+    assert raised.value.problem_mark is not None
+    assert raised.value.problem_mark.line == 1

@@ -1,4 +1,4 @@
-"""An invalid value is answered with the value to write, which is valid."""
+"""An invalid field or value is answered with the one to write: RLJob's own, or that of another program's option."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJob
 from rljob_api.manifest import Problem
+from rljob_api.option_names import OPTION_NAMES, OPTION_VALUES, normalized
+from rljob_api.problem_text import schema_at
+from rljob_api.task_args import JsonlArgs
 
 ProblemsOf = Callable[[str], list[Problem]]
 REQUIRED = {"model": "{uri: 'hf://a/b'}", "task": "{name: digits}", "algorithm": "{steps: 1}"}
@@ -23,6 +27,72 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("algorithm: {}", "algorithm.steps: required: Number of steps"),
+        ("algorithm: {steps: 3, groupsize: 4}", "algorithm.groupsize: unknown field; did you mean groupSize?"),
+        ("algorithm: {steps: 3, group_size: 4}", "algorithm.group_size: unknown field; did you mean groupSize?"),
+        ("learningRate: 1.0e-5", "learningRate: unknown field here: write it as spec.algorithm.learningRate"),
+        ("name: digits", "name: unknown field here: write it as spec.task.name"),
+        (
+            "recovery: {patience: 3}",
+            "recovery.patience: unknown field; the fields here are maxAdjustments, maxRestarts, phase",
+        ),
+        ("memory: {kvCache: 10GB}", 'a quantity of bytes such as 512Mi or 4Gi, found "10GB"; write 10Gi or 10G'),
+        ("model: {uri: Qwen/Qwen3-0.6B}", 'found "Qwen/Qwen3-0.6B"; did you mean hf://Qwen/Qwen3-0.6B?'),
+        ("algorithm: {steps: three}", 'algorithm.steps: expected a whole number from 1 to 10000000, found "three"'),
+        ("algorithm: {steps: '3'}", 'expected a whole number from 1 to 10000000, found "3"; remove the quotes'),
+        ("algorithm: {steps: 3.5}", "algorithm.steps: expected a whole number from 1 to 10000000, found 3.5"),
+        ("algorithm: {steps: true}", "algorithm.steps: expected a whole number from 1 to 10000000, found true"),
+        ("algorithm: {steps: 3, groupSize: 1}", "algorithm.groupSize: expected a whole number from 2 to 1024, found 1"),
+        ("algorithm: {steps: 3, clipLow: 1.0}", "algorithm.clipLow: expected a number above 0 and below 1, found 1.0"),
+        (
+            "algorithm: {steps: 3, learningRate: .nan}",
+            "learningRate: expected a number above 0 and at most 1, found NaN",
+        ),
+        ("topology: colocated", 'expected Colocated or Disaggregated, found "colocated"; did you mean Colocated?'),
+        ("memory: {emptyCache: on}", "emptyCache: expected Auto, Enabled or Disabled, found true; write Enabled"),
+        ("memory: {rolloutSleep: off}", "Level1 or Level2, found false; write Disabled (YAML reads off"),
+        ("memory: {microBatchTokens: 0}", "expected Auto or a whole number of at least 1, found 0"),
+        ("controller: here", "controller: expected an object with the fields requireGpuFreeNode, template, found"),
+        ("trainer: {image: mine, args: [--fast, 3]}", "args[1]: expected a string of at most 4096 characters, found 3"),
+        ("model: {uri: ./smollm2}", "expected a URI that begins with oci://, hf://, pvc://, file:// or random://"),
+        ("task: {name: digit}", "expected digits, reasoning-gym, jsonl, or a Python function as module:function"),
+        ("task: {name: jsonl, args: {path: a}}", "task.reward: required for this"),
+        ("task: {name: reasoning-gym}", "task.args.dataset: required: Name of a reasoning-gym data set"),
+        (
+            "task: {name: digits, args: {size: 3}}",
+            "args.size: unknown field: remove it, since no fields are allowed here",
+        ),
+        (
+            "task: {name: jsonl, reward: 'r:f', args: {path: a, prompt_field: q}}",
+            "unknown field; did you mean promptField?",
+        ),
+        ("task: {name: digits, promptTemplate: 'Say it'}", "promptTemplate: expected a text that contains {question}"),
+        ("task: {name: digits, answer: {pattern: 'a(b'}}", "task.answer.pattern: expected a Python regular expression"),
+        ("task: {name: digits, answer: {pattern: '[0-9]+'}}", "task.answer.pattern: expected one group"),
+        ("rollout: {engineArgs: {tensor_parallel_size: 2}}", "must not set tensor_parallel_size (write spec.rollout."),
+        ("rollout: {replicas: 2}", "rollout.replicas: requires topology: Disaggregated"),
+        ("algorithm: {steps: 1, num_generations: 8}", "did you mean groupSize?"),
+        ("algorithm: {steps: 1, numGenerations: 8}", "did you mean groupSize?"),
+        ("rollout: {n: 8}", "write spec.algorithm.groupSize"),
+        ("rollout: {temperature: 1.0}", "write it as spec.algorithm.temperature"),
+        ("algorithm: {steps: 1, beta: 0.1}", "did you mean klCoefficient?"),
+        ("algorithm: {steps: 1, evalSteps: 5}", "evaluation during training is not supported yet"),
+        ("algorithm: {steps: 1, stop: x}", "stop strings are not supported yet"),
+        ("algorithm: {steps: 1, topK: 5}", "not supported: responses are sampled"),
+        ("algorithm: {steps: 1, adv_estimator: rloo}", "did you mean name? (grpo only"),
+        ("policy: {lora: {r: 16}}", "did you mean rank?"),
+        ("policy: {lora: {lora_alpha: 16}}", "did you mean alpha?"),
+        ("policy: {optimizer: {lr: 1.0e-6}}", "write spec.algorithm.learningRate"),
+        ("memory: {gradient_checkpointing: true}", "mean activationCheckpointing?"),
+        ("memory: {gpu_memory_utilization: 0.9}", "did you mean kvCache? (an amount"),
+        ("wandb: {project: x}", "trackers are not supported yet"),
+        ("resources: {}", "write spec.policy.template.spec.containers (resources"),
+        ("nodeSelector: {}", "write spec.policy.template.spec.nodeSelector"),
+        (
+            "actor_rollout_ref: {rollout: {n: 8}, actor: {optim: {lr: 1.0e-6}}}",
+            "write actor_rollout_ref.actor.optim.lr as spec.algorithm",
+        ),
+        ("actor_rollout_ref.rollout.n: 8", "write spec.algorithm.groupSize"),
         ("algorithm: {steps: 1, name: dapo}", "DAPO's loss is that of grpo with lossAggregation: TokenMean"),
         ("algorithm: {steps: 1, name: GRPO}", "did you mean grpo?"),
         ("algorithm: {steps: 1, name: gspo}", "not supported: the only loss is GRPO's"),
@@ -72,7 +142,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("algorithm: {steps: '3,'}", "write 3"),
         ("memory: {kvCache: '1,5Gi'}", "write 1.5Gi"),
         ("model: {uri: \u201chf://a/b\u201d}", "replace the typographic character U+201C"),
-        ("algorithm: {steps: 1, \u00a0groupSize: 4}", "replace it by a space"),
+        ("algorithm: {steps: 1, \xa0groupSize: 4}", "replace it by a space"),
         ("rollout: {engineArgs: {tensor-parallel-size: 2}}", "write spec.rollout.tensorParallelSize"),
         ("rollout: {engineArgs: {--max-num-seqs: 2}}", "write spec.rollout.maxConcurrentSequences"),
         ("memory: {kvCache: 80%}", "a share of the memory is not supported"),
@@ -109,7 +179,6 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("task: {name: digits, reward: my-rw:f}", "rename the file"),
         ("task: {name: digits, reward: {rw: f}}", "write rw:f"),
         ("task: {name: digits, reward: ['a:b', 'c:d']}", "only one is supported"),
-        ("model: {uri: Qwen/Qwen3-0.6B}", "did you mean hf://Qwen/Qwen3-0.6B?"),
         ("model: {uri: Qwen/Qwen3-0.6B@main}", "did you mean hf://Qwen/Qwen3-0.6B@main?"),
         ("model: {uri: 'https://huggingface.co/Qwen/Qwen3-0.6B'}", "did you mean hf://Qwen/Qwen3-0.6B?"),
         ("model: {uri: 'https://huggingface.co/a/b/tree/v2'}", "did you mean hf://a/b@v2?"),
@@ -123,9 +192,12 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("model: {uri: 'hf://my org/model'}", "must not contain white space"),
     ],
 )
-def test_a_value_is_answered_with_the_one_to_write(spec: str, message: str, problems_of: ProblemsOf) -> None:
+def test_a_mistake_is_answered_with_what_to_write(spec: str, message: str, problems_of: ProblemsOf) -> None:
+    """`message`: a part of the path, a colon, and the message."""
     problems = problems_of(manifest(spec))
-    assert any(message in problem.message and problem.line for problem in problems), problems
+    assert len({problem.line for problem in problems}) == 1
+    assert problems[0].line is not None
+    assert any(message in f"{problem.path.removeprefix('spec.')}: {problem.message}" for problem in problems), problems
 
 
 @pytest.mark.parametrize("written", ["models/q", "./models/q", "../job/models/q"])
@@ -151,3 +223,33 @@ def test_a_name_is_answered_with_one_that_pods_can_have(problems_of: ProblemsOf)
 def test_a_pattern_with_a_backspace_is_explained(problems_of: ProblemsOf) -> None:
     (problem,) = problems_of(manifest(f"task: {{name: digits, answer: {{pattern: {json.dumps(chr(8) + '(x)')}}}}}"))
     assert "single quotes" in problem.message
+
+
+def test_every_translation_is_a_field() -> None:
+    schema: Schema = inlined_schema(RLJob)
+    schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(JsonlArgs)
+    for advice, names in OPTION_NAMES.items():
+        path = tuple(advice.partition(" ")[0].split("."))
+        if path[0] in ("spec", "metadata"):
+            known = path if path[-3:-1] != ("template", "spec") else path[:-1]
+            assert schema_at(known, schema), f"{names}: {advice}"
+
+
+def test_no_field_of_the_api_is_taken_for_an_option_of_another_program() -> None:
+    def names(schema: Schema) -> set[str]:
+        below = schema.get("properties", {})
+        return {*below, *(name for each in below.values() for name in names(each))}
+
+    fields = {normalized(name) for name in names(inlined_schema(RLJob)["properties"]["spec"])}
+    options = [normalized(name) for names in OPTION_NAMES.values() for name in names.split()]
+    assert fields & set(options) == {"image"}
+    assert len(options) == len(set(options))
+
+
+def test_every_value_of_another_program_is_for_a_field_and_normalized() -> None:
+    for field, values in OPTION_VALUES.items():
+        schema = schema_at(tuple(field.split(".")), inlined_schema(RLJob))
+        assert schema, field
+        for value, advice in values.items():
+            assert value == normalized(value)
+            assert " " in advice or advice in schema.get("enum", [schema.get("const"), advice]), f"{field}: {advice}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import yaml
 
@@ -65,6 +67,9 @@ def test_a_mistake_is_named_with_its_line_and_correction(text: str, line: int, m
     assert found == line
 
 
+SIGNS = ["a", ": ", ":", "- ", "{", "}", "[", "]", "'", '"', "\n", "\n  ", "\t", "*", "&", "!", "|", "%", "---\n", "\\"]
+
+
 def explained(text: str) -> str | None:
     try:
         list(read_documents(text))
@@ -75,30 +80,5 @@ def explained(text: str) -> str | None:
 
 def test_every_error_of_the_parser_is_explained() -> None:
     """No text of a few characters with a meaning in YAML crashes the explanation."""
-    signs = [
-        "a",
-        ": ",
-        ":",
-        "- ",
-        "{",
-        "}",
-        "[",
-        "]",
-        "'",
-        '"',
-        "\n",
-        "\n  ",
-        "\t",
-        "*",
-        "&",
-        "!",
-        "|",
-        "%",
-        "---\n",
-        "\\",
-    ]
-    for first in signs:
-        for second in signs:
-            for third in signs:
-                text = f"x: 1\n{first}{second}{third}"
-                assert explained(text) != ""
+    for signs in itertools.product(SIGNS, repeat=3):
+        assert explained(f"x: 1\n{''.join(signs)}") != ""

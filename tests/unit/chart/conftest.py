@@ -72,3 +72,14 @@ def is_hook(found: Object) -> bool:
 
 def pod_templates(objects: list[Object]) -> list[Object]:
     return [found["spec"]["template"] for kind in ("Deployment", "Job") for found in of_kind(objects, kind)]
+
+
+def operator_container(objects: list[Object]) -> Object:
+    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    found: Object = container
+    return found
+
+
+def environment(objects: list[Object]) -> dict[str, str]:
+    """Of the operator."""
+    return {variable["name"]: variable["value"] for variable in operator_container(objects)["env"]}

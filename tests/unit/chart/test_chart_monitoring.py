@@ -10,7 +10,7 @@ import pytest
 
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import queue_metrics
-from tests.unit.chart.conftest import CHART, Object, Render, of_kind, the
+from tests.unit.chart.conftest import CHART, Object, Render, environment, of_kind, operator_container, the
 
 DOCS = CHART.parents[1] / "docs"
 
@@ -32,18 +32,13 @@ def test_alerts_and_dashboard_ask_only_for_metrics_that_the_operator_has(alerts:
     assert len(wanted) > 8
 
 
-def test_every_alert_has_a_severity_and_an_action(alerts: list[Object]) -> None:
+def test_alerts_are_explained_and_select_the_metrics_of_their_release(alerts: list[Object]) -> None:
     headings = re.findall(r"^## (\w+)$", (DOCS / "alerts.md").read_text(), re.MULTILINE)
     assert [alert["alert"] for alert in alerts] == headings
     for alert in alerts:
         assert alert["labels"]["severity"] in ("warning", "critical")
-        assert alert["annotations"]["summary"]
-        assert alert["annotations"]["description"]
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
-
-
-def test_alerts_select_the_metrics_of_their_release(alerts: list[Object]) -> None:
-    for alert in alerts:
         assert 'namespace="rljob-system",service="rljob-operator-metrics"' in alert["expr"]
 
 
@@ -60,39 +55,32 @@ def test_prometheus_never_sends_its_own_token(render: Render) -> None:
     secret = the(objects, "Secret")
     assert (secret["metadata"]["name"], secret["type"]) == (credentials["name"], "kubernetes.io/service-account-token")
     account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
-    [binding] = [
-        binding
+    [role] = [
+        binding["roleRef"]["name"]
         for binding in of_kind(objects, "ClusterRoleBinding")
         if account in [subject["name"] for subject in binding["subjects"]]
     ]
-    assert binding["roleRef"]["name"].endswith("-metrics-reader")
-
-
-def test_credentials_of_your_own_replace_the_charts_token(render: Render) -> None:
-    secret = {"credentials": {"name": "prometheus-token", "key": "token"}}
-    objects = render(serviceMonitor={"enabled": True, "authorization": secret})
-    assert endpoint_of(objects)["authorization"] == secret
+    assert role.endswith("-metrics-reader")
+    own = {"credentials": {"name": "prometheus-token", "key": "token"}}
+    objects = render(serviceMonitor={"enabled": True, "authorization": own})
+    assert endpoint_of(objects)["authorization"] == own
     assert of_kind(objects, "Secret") == []
 
 
-def test_metrics_are_scraped_over_tls(render: Render) -> None:
+def test_metrics_are_scraped_over_tls_by_a_certificate_of_choice(render: Render) -> None:
     endpoint = endpoint_of(render(serviceMonitor={"enabled": True}))
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
     without = render(serviceMonitor={"enabled": True}, metrics={"tls": {"enabled": False}})
     assert {"scheme", "tlsConfig"} & endpoint_of(without).keys() == set()
-
-
-def test_a_certificate_from_a_secret_is_mounted_and_verified(render: Render) -> None:
     objects = render(serviceMonitor={"enabled": True}, metrics={"tls": {"secretName": "certificate"}})
-    tls = endpoint_of(objects)["tlsConfig"]
-    assert tls["serverName"] == "rljob-operator-metrics.rljob-system.svc"
-    assert tls["ca"] == {"secret": {"name": "certificate", "key": "ca.crt"}}
-    pod = the(objects, "Deployment")["spec"]["template"]["spec"]
-    [mount] = pod["containers"][0]["volumeMounts"]
-    [volume] = pod["volumes"]
-    variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    assert endpoint_of(objects)["tlsConfig"] == {
+        "serverName": "rljob-operator-metrics.rljob-system.svc",
+        "ca": {"secret": {"name": "certificate", "key": "ca.crt"}},
+    }
+    [mount] = operator_container(objects)["volumeMounts"]
+    [volume] = the(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert (volume["name"], volume["secret"]["secretName"]) == (mount["name"], "certificate")
-    assert variables["RLJOB_OPERATOR_METRICS_CERTIFICATE"] == mount["mountPath"]
+    assert environment(objects)["RLJOB_OPERATOR_METRICS_CERTIFICATE"] == mount["mountPath"]
 
 
 def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) -> None:

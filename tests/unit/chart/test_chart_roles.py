@@ -1,51 +1,67 @@
-"""The operator's rights: each has a reason, and every request is permitted."""
+"""The operator's rights and ports: those that docs/security.md lists, and no more."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
 
 from rljob_operator.kube import resources
 from rljob_operator.kube.resources import Resource
-from rljob_operator.names import SHARED_ACCOUNT
-from tests.unit.chart.conftest import Object, Render, is_hook, of_kind, the
+from tests.unit.chart.conftest import CHART, Object, Render, is_hook, of_kind, operator_container
 
-WHY = {
-    "rljobs": (
-        "list watch patch delete",
-        "watched; the finalizer is patched; a time to live ends in a delete",
-    ),
-    "rljobs/status": ("patch", "the one status write"),
-    "rljobs/finalizers": ("update", "owner references that block the owner's deletion"),
-    "stepreports": ("get list watch create", "made for each job and watched"),
-    "stepreports/status": ("patch", "the decision about a restart in place; granted on to the job's own controller"),
-    "pods": ("get list watch create delete", "what a job is"),
-    "services": ("create get patch", "the address of the Ray head"),
-    "configmaps": ("create get patch", "manifest and memory plan"),
-    "serviceaccounts": ("create get patch", "the job's identity"),
-    "roles": ("create get patch", "its rights: its own StepReport"),
-    "rolebindings": ("create get patch", "the same"),
-    "networkpolicies": ("create get patch", "jobs.networkPolicy"),
-    "podgroups": ("create get patch", "gangs by Volcano"),
-    "workloads": ("delete", "pods that Kueue has not admitted can go"),
-    "secrets": ("create", "the Ray token"),
-    "persistentvolumeclaims": ("create get", "the checkpoints' claim; one that exists is never changed"),
-    "events": ("create patch", "a repeated Event is counted in the first"),
-    "nodes": ("list watch patch", "GPU-free nodes are found and labelled"),
-    "tokenreviews": ("create", "who asks for metrics"),
-    "subjectaccessreviews": ("create", "and whether they may"),
-    "endpointslices": ("get", "the ports of the API server, in NetworkPolicies"),
-    "leases": ("create get update", "one replica leads"),
-}
-"""Verbs and reason, by resource."""
+PAGE = (CHART.parents[1] / "docs" / "security.md").read_text()
 
 
-def test_the_operator_has_exactly_the_expected_rights(render: Render) -> None:
-    assert granted(render()) == {resource: set(verbs.split()) for resource, (verbs, _) in WHY.items()}
+def table(title: str) -> list[str]:
+    """Lines of the first table below a heading of the page."""
+    [text] = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_no_right_has_a_wildcard(render: Render) -> None:
-    for rule in rules(render()):
-        assert "*" not in [*rule.get("apiGroups", []), *rule.get("resources", []), *rule["verbs"]]
+def operator_rules(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    """Rules of the roles that are bound to the operator's ServiceAccount, with their namespace, or `cluster`."""
+    for kind in ("ClusterRole", "Role"):
+        bound = {
+            (binding["metadata"].get("namespace"), binding["roleRef"]["name"])
+            for binding in of_kind(objects, f"{kind}Binding")
+            if not is_hook(binding) and binding["subjects"][0]["name"] == "rljob-operator"
+        }
+        for role in of_kind(objects, kind):
+            namespace = role["metadata"].get("namespace")
+            if not is_hook(role) and (namespace, role["metadata"]["name"]) in bound:
+                yield from ((namespace or "cluster", rule) for rule in role["rules"])
+
+
+def granted(objects: list[Object], scope: str | None = None) -> dict[str, set[str]]:
+    """Verbs by resource."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for where, rule in operator_rules(objects):
+        for resource in rule["resources"] if scope in (None, where) else ():
+            found[resource] |= set(rule["verbs"])
+    return dict(found)
+
+
+def test_the_page_lists_the_rights_of_the_operator(render: Render) -> None:
+    found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for scope, rule in operator_rules(render()):
+        only = f" ({', '.join(rule['resourceNames'])})" if "resourceNames" in rule else ""
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found[scope, group, f"{resource}{only}"] |= set(rule["verbs"])
+    by_verbs: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (scope, group, resource), verbs in sorted(found.items()):
+        assert "*" not in {group, resource, *verbs}
+        by_verbs[scope, group or "core", ", ".join(sorted(verbs))].append(f"`{resource}`")
+    rows = [(scope, group, ", ".join(names), verbs) for (scope, group, verbs), names in sorted(by_verbs.items())]
+    assert table("Rights of the operator")[2:] == [f"| {' | '.join(row)} |" for row in rows]
+
+
+def test_the_page_lists_the_ports_of_the_operator(render: Render) -> None:
+    opened = {str(port["containerPort"]) for port in operator_container(render())["ports"]}
+    assert opened == {row.split("|")[2].strip() for row in table("Ports") if row.startswith("| operator")}
 
 
 def test_the_operator_has_rights_on_every_kind_that_it_uses(render: Render) -> None:
@@ -56,78 +72,29 @@ def test_the_operator_has_rights_on_every_kind_that_it_uses(render: Render) -> N
 
 def test_restricted_to_namespaces_it_has_no_rights_on_jobs_elsewhere(render: Render) -> None:
     objects = render(namespaces=["team-a", "team-b"])
-    cluster_wide = {name for role in operator_roles(objects, "ClusterRole") for name in resources_of(role)}
-    assert cluster_wide == {"nodes", "tokenreviews", "subjectaccessreviews"}
-    roles = {role["metadata"]["namespace"]: resources_of(role) for role in operator_roles(objects, "Role")}
-    assert roles["team-a"] == roles["team-b"] >= {"rljobs", "pods", "secrets"}
-    assert roles["rljob-system"] == {"leases"}
-    assert roles["default"] == {"endpointslices"}
+    assert granted(objects, "cluster").keys() == {"nodes", "tokenreviews", "subjectaccessreviews"}
+    assert granted(objects, "team-a") == granted(objects, "team-b")
+    assert granted(objects, "team-a").keys() >= {"rljobs", "pods", "secrets"}
+    assert granted(objects, "rljob-system").keys() == {"leases"}
+    assert granted(objects, "default").keys() == {"endpointslices"}
+    fewer = render(namespaces=["team-a"], nodes={"watch": False}, metrics={"authentication": False})
+    assert granted(fewer, "cluster") == {}, "a namespaced install needs no cluster rights"
+    assert "nodes" not in granted(fewer)
 
 
-def test_with_the_ports_given_nothing_is_read_in_the_namespace_default(render: Render) -> None:
-    for values in ({"networkPolicy": {"apiServerPorts": [6443]}}, {"jobs": {"networkPolicy": {"enabled": False}}}):
-        assert "endpointslices" not in granted(render(**values))
-
-
-def test_the_owners_of_labelled_pods_are_only_read(render: Render) -> None:
-    more = granted(render(podDiagnosis={"enabled": True}))
-    added = {resource: verbs for resource, verbs in more.items() if resource not in WHY}
-    assert added == {plural: {"get"} for plural in resources.WORKLOAD_OWNERS.values()}
-
-
-def test_without_node_labelling_nodes_are_only_read(render: Render) -> None:
-    assert granted(render(nodes={"label": False}))["nodes"] == {"list", "watch"}
-
-
-def test_a_namespaced_install_needs_no_cluster_rights(render: Render) -> None:
-    objects = render(namespaces=["team-a"], nodes={"watch": False}, metrics={"authentication": False})
-    assert operator_roles(objects, "ClusterRole") == []
-    assert "nodes" not in granted(objects)
-
-
-def test_without_metrics_authentication_nobody_is_reviewed(render: Render) -> None:
-    assert not {"tokenreviews", "subjectaccessreviews"} & set(granted(render(metrics={"authentication": False})))
-
-
-def granted(objects: list[Object]) -> dict[str, set[str]]:
-    """Verbs by resource, of all roles that are bound to the operator."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for rule in rules(objects):
-        for resource in rule["resources"]:
-            found[resource] |= set(rule["verbs"])
-    return dict(found)
-
-
-def rules(objects: list[Object]) -> list[Object]:
-    return [
-        rule for kind in ("ClusterRole", "Role") for role in operator_roles(objects, kind) for rule in role["rules"]
-    ]
-
-
-def operator_roles(objects: list[Object], kind: str) -> list[Object]:
-    """Roles that a binding gives to the operator's ServiceAccount."""
-    bound = {
-        (binding["metadata"].get("namespace"), binding["roleRef"]["name"])
-        for binding in of_kind(objects, f"{kind}Binding")
-        if not is_hook(binding) and binding["subjects"][0]["name"] == "rljob-operator"
-    }
-    roles = [role for role in of_kind(objects, kind) if not is_hook(role)]
-    return [role for role in roles if (role["metadata"].get("namespace"), role["metadata"]["name"]) in bound]
-
-
-def resources_of(role: Object) -> set[str]:
-    return {resource for rule in role["rules"] for resource in rule["resources"]}
-
-
-def test_jobs_share_an_account_only_beside_the_policy_for_it(render: Render) -> None:
-    for enabled in (True, False):
-        objects = render(stepReportPolicy={"enabled": enabled})
-        (container,) = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-        variables = {entry["name"]: entry.get("value") for entry in container["env"]}
-        assert variables["RLJOB_OPERATOR_SHARED_ACCOUNT"] == str(enabled).lower()
-        policies = of_kind(objects, "ValidatingAdmissionPolicy") + of_kind(objects, "ValidatingAdmissionPolicyBinding")
-        assert len(policies) == (2 if enabled else 0)
-    policy = the(render(), "ValidatingAdmissionPolicy")["spec"]
-    assert policy["failurePolicy"] == "Fail"
-    assert f":{SHARED_ACCOUNT}" in policy["matchConditions"][0]["expression"]
-    assert the(render(), "ValidatingAdmissionPolicyBinding")["spec"]["validationActions"] == ["Deny"]
+@pytest.mark.parametrize(
+    ("values", "changed"),
+    [
+        ({"podDiagnosis": {"enabled": True}}, {plural: {"get"} for plural in resources.WORKLOAD_OWNERS.values()}),
+        ({"networkPolicy": {"apiServerPorts": [6443]}}, {"endpointslices": set()}),
+        ({"jobs": {"networkPolicy": {"enabled": False}}}, {"endpointslices": set()}),
+        ({"nodes": {"label": False}}, {"nodes": {"list", "watch"}}),
+        ({"metrics": {"authentication": False}}, {"tokenreviews": set(), "subjectaccessreviews": set()}),
+    ],
+)
+def test_a_value_changes_the_rights_that_it_needs(render: Render, values: Object, changed: dict[str, set[str]]) -> None:
+    """`changed`: rights on the resources that differ from the default."""
+    usual, found = granted(render()), granted(render(**values))
+    names = usual.keys() | found.keys()
+    differing = {name: found.get(name, set()) for name in names if usual.get(name) != found.get(name)}
+    assert differing == changed

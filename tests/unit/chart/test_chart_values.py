@@ -1,4 +1,4 @@
-"""Values of the chart, their schema, and errors about wrong values."""
+"""Values of the chart: their schema, errors about wrong ones, and the settings that the operator gets from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.generate import generated_files
-from tests.unit.chart.conftest import CHART, Helm, Render, the
+from rljob_operator import cli
+from rljob_operator.options import options
+from rljob_operator.settings import OperatorSettings
+from tests.unit.chart.conftest import CHART, Helm, Render, environment, operator_container
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def schema_values(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, declared in schema.get("properties", {}).items():
+        definition = SCHEMA["definitions"][declared["$ref"].rpartition("/")[2]] if "$ref" in declared else {}
+        yield f"{path}{name}", definition | declared
+        yield from schema_values(definition | declared, f"{path}{name}.")
+
+
+SCHEMA_VALUES = dict(schema_values(SCHEMA))
 
 EVERYTHING_ON: dict[str, Any] = {
     "replicas": 2,
@@ -63,17 +75,7 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, message: 
 
 
 def test_schema_and_default_values_have_the_same_keys() -> None:
-    assert set(value_paths(VALUES)) == set(schema_paths(SCHEMA)) - {"global", "enabled"}
-
-
-def test_every_value_has_a_description() -> None:
-    silent = [path for path, value in schema_values(SCHEMA) if not value.get("description", "").endswith(".")]
-    assert silent == []
-
-
-def test_generated_files_are_up_to_date() -> None:
-    for name, text in generated_files().items():
-        assert (CHART.parents[1] / name).read_text() == text, f"{name}: run charts/generate.py"
+    assert set(value_paths(VALUES)) == SCHEMA_VALUES.keys() - {"global", "enabled"}
 
 
 def test_a_parent_chart_can_switch_the_chart_off(helm: Helm, tmp_path: Path) -> None:
@@ -88,37 +90,131 @@ def test_a_parent_chart_can_switch_the_chart_off(helm: Helm, tmp_path: Path) -> 
         assert ("kind: Deployment" in result.stdout) == enabled
 
 
-def test_a_digest_takes_precedence_over_a_tag(render: Render) -> None:
-    digest = "sha256:" + "0" * 64
-    deployment = the(render(image={"repository": "registry/operator", "tag": "1", "digest": digest}), "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"registry/operator@{digest}"
-
-
 def value_paths(values: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of all values in the schema. A free-form map counts as one value."""
     for name, value in values.items():
         yield f"{path}{name}"
-        if isinstance(value, dict) and f"{path}{name}" in described_objects():
+        if isinstance(value, dict) and "properties" in SCHEMA_VALUES[f"{path}{name}"]:
             yield from value_paths(value, f"{path}{name}.")
 
 
-def schema_paths(schema: dict[str, Any]) -> Iterator[str]:
-    yield from (path for path, _ in schema_values(schema))
+@pytest.fixture
+def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Settings of the operator, parsed from the container's environment with some values."""
+
+    def run_with(**values: Any) -> OperatorSettings:
+        runs: list[OperatorSettings] = []
+
+        def run(settings: OperatorSettings) -> int:
+            runs.append(settings)
+            return 0
+
+        monkeypatch.setattr(cli, "_run", run)
+        objects = render(**values)
+        container = operator_container(objects)
+        assert container["command"][0] == "rljob-operator"
+        for name, value in environment(objects).items():
+            monkeypatch.setenv(name, value)
+        assert cli.main(container["command"][1:]) == 0
+        return runs[0]
+
+    return run_with
 
 
-def schema_values(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, declared in schema.get("properties", {}).items():
-        value = resolved(declared)
-        yield f"{path}{name}", value
-        yield from schema_values(value, f"{path}{name}.")
+def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
+    settings = run_with()
+    expected = OperatorSettings(
+        trainer_image="localhost/rljob/trainer:0.1.0-gpu",
+        trainer_torch_version="2.11.0",
+        probe_image="localhost/rljob/operator:0.1.0",
+        shared_account=True,  # with the policy, which only the chart creates
+    )
+    assert settings.model_dump() == expected.model_dump()
 
 
-def resolved(declared: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" not in declared:
-        return declared
-    definition: dict[str, Any] = SCHEMA["definitions"][declared["$ref"].rpartition("/")[2]]
-    return definition | declared
+def test_every_value_reaches_the_operator(run_with: Any) -> None:
+    settings = run_with(
+        fullnameOverride="mine",
+        image={"repository": "registry/operator", "digest": f"sha256:{7:064x}", "pullPolicy": "Never"},
+        trainer={
+            "image": {"repository": "registry/trainer", "tag": "7", "pullPolicy": "Always"},
+            "torchVersion": "2.12.1",
+            "imagePullSecrets": ["one", "two"],
+        },
+        namespaces=["team-a", "team-b"],
+        nodes={"watch": False},
+        jobs={
+            "gpuResources": ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu"],
+            "checkpointClaim": {"storageClassName": "nfs", "size": "1Ti"},
+            "sharedMemory": "512Mi",
+            "terminationGraceSeconds": 2000000,
+            "placementTimeoutSeconds": 3000000,
+            "placementRetrySeconds": 1.5,
+            "startTimeoutSeconds": 90,
+            "lostNodeSeconds": 45,
+            "restartDelaySeconds": 0,
+            "statusIntervalSeconds": 2,
+            "podLabels": {"team": "ml", "cost": "7"},
+            "runAsUser": None,
+            "networkPolicy": {"enabled": False, "egress": [{"ports": [{"port": 3128}]}]},
+        },
+        stepReportPolicy={"enabled": False},
+        networkPolicy={"apiServerPorts": [443, 16443]},
+        concurrency={"jobs": 3, "apiRequests": 4},
+        metrics={"enabled": False, "authentication": False, "tls": {"enabled": False}},
+        log={"level": "debug", "format": "text"},
+    )
+    expected = OperatorSettings(
+        trainer_image="registry/trainer:7",
+        trainer_torch_version="2.12.1",
+        trainer_image_pull_policy="Always",
+        image_pull_secrets=("one", "two"),
+        probe_image=f"registry/operator@sha256:{7:064x}",
+        probe_image_pull_policy="Never",
+        namespaces=("team-a", "team-b"),
+        gpu_resources=("nvidia.com/mig-1g.10gb", "nvidia.com/gpu"),
+        watch_nodes=False,
+        label_nodes=False,
+        checkpoint_storage_class="nfs",
+        checkpoint_claim_bytes=1 << 40,
+        shared_memory_bytes=512 << 20,
+        run_as_user=0,
+        network_policy=False,
+        network_policy_egress=[json.dumps({"ports": [{"port": 3128}]})],
+        api_server_ports=(443, 16443),
+        termination_grace_seconds=2_000_000,
+        placement_timeout_seconds=3e6,
+        placement_retry_seconds=1.5,
+        start_timeout_seconds=90,
+        lost_node_seconds=45,
+        restart_delay_seconds=0,
+        status_interval_seconds=2,
+        pod_labels={"team": "ml", "cost": "7"},
+        lease_name="mine",
+        reconcile_workers=3,
+        api_concurrency=4,
+        metrics_port=0,
+        metrics_auth=False,
+        metrics_tls=False,
+        log_format="text",
+        log_level="debug",
+    )
+    assert settings.model_dump() == expected.model_dump()
 
 
-def described_objects() -> set[str]:
-    return {path for path, value in schema_values(SCHEMA) if "properties" in value}
+def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) -> None:
+    values: dict[str, Any] = {
+        "trainer": {"imagePullSecrets": ["registry"]},
+        "namespaces": ["team-a"],
+        "jobs": {
+            "checkpointClaim": {"storageClassName": "nfs"},
+            "podLabels": {"team": "ml"},
+            "networkPolicy": {"egress": [{}]},
+        },
+        "metrics": {"tls": {"secretName": "certificate"}},
+        "networkPolicy": {"apiServerPorts": [443]},
+    }
+    variables = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(render(**values))}
+    known = {option.name for option in options()}
+    assert variables <= known
+    assert known - variables == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}

@@ -30,75 +30,59 @@ print("after")
 """
 
 
-def run_routed(log: Path, end: str = "pass") -> subprocess.CompletedProcess[str]:
-    script = ROUTED.replace("{end}", end)
+def run(script: str, *arguments: object, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-c", script, str(log)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=environment)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS, env=environment
+    )
 
 
-def test_only_the_display_reaches_the_terminal(tmp_path: Path) -> None:
-    run = run_routed(tmp_path / "logs" / "controller.log")
-    assert run.stdout.splitlines() == ["before", "on the screen", "after"]
-    assert run.stderr == ""
-
-
-def test_the_log_gets_everything_else_in_order(tmp_path: Path) -> None:
-    run_routed(tmp_path / "controller.log")
-    lines = (tmp_path / "controller.log").read_text().splitlines()
-    assert [line for line in lines if line.startswith("from")] == ["from print", "from C", "from a child"]
+def test_the_display_reaches_the_terminal_and_all_else_the_log_in_order(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "controller.log"
+    for end in ("pass", "raise ValueError('seven')"):
+        ended = run(ROUTED.replace("{end}", end), log)
+    assert ended.stdout.splitlines() == ["before", "on the screen"]
+    assert ended.stderr.splitlines()[-1] == "ValueError: seven", "the terminal is restored for the interpreter's report"
+    assert ended.returncode == 1
+    lines = log.read_text().splitlines()
+    each = ["from print", "from C", "from a child"]
+    assert [line for line in lines if line.startswith("from")] == each * 2, "a second run appends"
     assert "and its stderr" in lines
     assert any("from logging" in line for line in lines)
-
-
-def test_structlog_writes_json_lines_with_the_job_s_name(tmp_path: Path) -> None:
-    run_routed(tmp_path / "controller.log")
-    (line,) = [line for line in (tmp_path / "controller.log").read_text().splitlines() if line.startswith("{")]
-    event = json.loads(line)
+    assert "ValueError: seven" in lines
+    event = json.loads(next(line for line in lines if line.startswith("{")))
     assert event.pop("timestamp").endswith("Z")
     assert event == {"job": "digits", "event": "loaded", "level": "info", "role": "policy"}
 
 
-def test_an_exception_is_logged_and_the_terminal_is_restored(tmp_path: Path) -> None:
-    run = run_routed(tmp_path / "controller.log", end="raise ValueError('seven')")
-    assert "ValueError: seven" in (tmp_path / "controller.log").read_text()
-    assert "ValueError: seven" in run.stderr, "the interpreter's own report comes after the routing"
-    assert run.returncode == 1
+def test_a_run_without_an_error_has_the_terminal_back_afterwards(tmp_path: Path) -> None:
+    ended = run(ROUTED.replace("{end}", "pass"), tmp_path / "controller.log")
+    assert (ended.stdout.splitlines(), ended.stderr) == (["before", "on the screen", "after"], "")
+
+
+SHORT = """
+import sys, structlog
+from pathlib import Path
+from rljob_trainer.display.log_routing import route_library_logs
+with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
+    print("on the screen", file=terminal.stdout)
+"""
 
 
 def test_a_log_on_a_full_disk_replaces_no_error() -> None:
-    script = (
-        "import structlog\n"
-        "from pathlib import Path\n"
-        "from rljob_trainer.display.log_routing import route_library_logs\n"
-        "with route_library_logs(Path('/dev/full'), job='digits'):\n"
-        "    structlog.get_logger().info('lost')\n"
-        "    raise ValueError('seven')\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert run.stderr.splitlines()[-1] == "ValueError: seven"
-    assert "No space left" not in run.stderr
+    ended = run(f"{SHORT}    structlog.get_logger().info('lost')\n    raise ValueError('seven')\n", "/dev/full")
+    assert ended.stderr.splitlines()[-1] == "ValueError: seven"
+    assert "No space left" not in ended.stderr
 
 
 def test_a_terminal_that_is_gone_ends_nothing(tmp_path: Path) -> None:
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom rljob_trainer.display.log_routing import route_library_logs\n"
-        "with route_library_logs(Path(sys.argv[1]), job='digits') as terminal:\n"
-        "    print('on the screen', file=terminal.stdout)\n    print('later')\n"
-    )
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-c", script, str(tmp_path / "log")]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    ended = run(f"{SHORT}    print('later')\n", tmp_path / "log", stdout=writer)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "log").read_text() == "later\n"
-
-
-def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
-    for _ in range(2):
-        run_routed(tmp_path / "controller.log")
-    assert (tmp_path / "controller.log").read_text().count("from a child") == 2
 
 
 def test_a_crash_report_names_error_place_and_log_file() -> None:

@@ -51,15 +51,17 @@ def test_a_file_gets_one_line_a_step_and_no_control_codes() -> None:
     ]
 
 
-def test_a_step_without_measured_memory_claims_none() -> None:
-    assert "peak" not in step_line(step_record(1, memory_bytes={}), total_steps=1)
-
-
-def test_a_terminal_shows_the_progress_of_the_run() -> None:
+def test_a_terminal_shows_progress_and_the_phase_until_the_next_step() -> None:
     console = terminal()
     with RunDisplay(console, "digits", total_steps=10) as display:
-        for step in STEPS:
+        display.phase("starting the engine")
+        assert "starting the engine" in shown(console)
+        display.step(STEPS[0])
+        before = len(shown(console))  # until the step, a thread may show the phase again at any moment
+        for step in STEPS[1:]:
             display.step(step)
+        assert "2/10" in shown(console)[before:]
+        assert "starting the engine" not in shown(console)[before:]
     last = shown(console).splitlines()[-2:]
     assert re.fullmatch(r"digits  ━+[╸╺]? +8/10  0:00  0:02 left\s*", last[0])
     assert last[1].rstrip() == (
@@ -67,7 +69,7 @@ def test_a_terminal_shows_the_progress_of_the_run() -> None:
     )
 
 
-UNIFORM = {"uniform_groups": 1.0, "reward_errors": 3.0}
+UNIFORM = {"uniform_groups": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -76,82 +78,49 @@ UNIFORM = {"uniform_groups": 1.0, "reward_errors": 3.0}
         (80, {}, "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄▅▆▇█  1.0 s a step  response 3.2 tokens  1,000 tokens/s"),
         (60, {}, "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄  1.0 s a step  response 3.2 tokens"),
         (40, {}, "reward 0.800 ▁▂▃▄▅▆▇█  1.0 s a step"),
-        (
-            80,
-            {"uniform_groups": 1.0},
-            "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄▅▆  no learning signal: all rewards equal  1.0 s a step",
-        ),
+        (80, UNIFORM, "reward 0.800 ▁▂▃▄▅▆▇█▁▂▃▄▅▆  no learning signal: all rewards equal  1.0 s a step"),
         (12, {}, "reward 0.80…"),
     ],
 )
 def test_no_line_is_cut_where_a_part_can_be_left_out(width: int, metrics: dict[str, float], line: str) -> None:
     console = terminal(width)
     steps = [step_record(step, reward=(step % 8 + 1) / 10, metrics=metrics) for step in range(8, 8 + 24)]
-    with RunDisplay(console, "digits", total_steps=100, committed=steps):
-        pass
+    with RunDisplay(console, "digits", total_steps=100, committed=steps) as display:
+        display.phase("starting the engine")
+    assert max(len(line) for line in shown(console).splitlines()) <= width
     shown_line = shown(console).splitlines()[-1].rstrip()
-    assert len(shown_line) <= width
     assert re.sub("[▁-█]+", "▁", shown_line) == re.sub("[▁-█]+", "▁", line)
 
 
 def test_a_step_shows_its_learning_figures_and_what_it_lacks() -> None:
-    metrics = {"loss": 0.25, "ppo_kl": 0.5, "kl": 0.0123, "grad_norm": float("nan"), **UNIFORM}
+    metrics = {"loss": 0.25, "ppo_kl": 0.5, "kl": 0.0123, "grad_norm": float("nan"), "reward_errors": 3.0, **UNIFORM}
     line = step_line(step_record(1, metrics=metrics), total_steps=1)
     assert "reward 0.500  no learning signal: all rewards equal  3 failed rewards" in line
     assert "loss 0.25  KL 0.0123  grad norm nan" in line
+    assert "peak" in line
+    assert "peak" not in step_line(step_record(1, memory_bytes={}), total_steps=1)
 
 
-def test_more_committed_steps_than_requested_are_no_fraction() -> None:
+@pytest.mark.parametrize(("total", "fraction"), [(10, "3/10"), (2, None)])
+def test_a_resumed_run_starts_with_the_committed_steps(total: int, fraction: str | None) -> None:
     console = terminal()
-    with RunDisplay(console, "digits", total_steps=4, committed=STEPS):
+    with RunDisplay(console, "digits", total_steps=total, committed=STEPS[:3]):
         pass
-    assert "8/4" not in shown(console)
-
-
-def test_a_terminal_shows_the_phase_until_the_next_step() -> None:
-    console = terminal()
-    with RunDisplay(console, "digits", total_steps=10) as display:
-        display.phase("starting the engine")
-        assert "starting the engine" in shown(console)
-        display.step(STEPS[0])
-        before = len(shown(console))  # until the step, a thread may show the phase again at any moment
-        display.step(STEPS[1])
-        assert "2/10" in shown(console)[before:]
-        assert "starting the engine" not in shown(console)[before:]
-
-
-def test_a_resumed_run_starts_with_the_committed_steps() -> None:
-    console = terminal()
-    with RunDisplay(console, "digits", total_steps=10, committed=STEPS[:3]):
-        pass
-    assert "3/10" in shown(console)
     assert "reward 0.300" in shown(console)
+    assert fraction in shown(console) if fraction else "3/2" not in shown(console)
 
 
 @pytest.mark.parametrize("text", ["SIGTERM: stopping after this step", "[bold] is not markup"])
 def test_a_note_is_shown_unchanged_beside_the_progress(text: str) -> None:
-    console = terminal()
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
     with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
         display.note(text)
         display.warning(text)
     assert text in shown(console)
     assert f"warning: {text}" in shown(console)
     assert "[/]" not in shown(console)
-
-
-def test_a_warning_does_not_colour_the_progress() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
-    with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
-        display.warning("careful")
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count("\x1b[33m") == 1
-
-
-def test_no_line_is_wider_than_the_terminal() -> None:
-    console = terminal(width=40)
-    with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
-        display.phase("starting the engine")
-    assert max(len(line) for line in shown(console).splitlines()) <= 40
+    assert console.file.getvalue().count("\x1b[33m") == 1, "a warning does not colour the progress"
 
 
 def test_the_remaining_time_follows_the_last_ten_steps() -> None:
@@ -181,7 +150,7 @@ def interrupted_display(pipe: InterruptedPipe) -> RunDisplay:
     return RunDisplay(Console(file=io.TextIOWrapper(io.BufferedWriter(pipe)), width=80), "digits", total_steps=10)
 
 
-def test_a_signal_in_the_middle_of_a_write_is_shown_after_it() -> None:
+def test_a_signal_within_a_write_is_shown_after_it_or_stops_at_once() -> None:
     pipe = InterruptedPipe()
     with interrupted_display(pipe) as display, stop_on_signals(display.note) as stop:
         display.phase("starting the policy")
@@ -190,9 +159,6 @@ def test_a_signal_in_the_middle_of_a_write_is_shown_after_it() -> None:
         "0:00  starting the policy …",
         "SIGINT: stopping after this step (a second signal stops at once)",
     ]
-
-
-def test_a_signal_in_the_middle_of_a_write_can_stop_at_once() -> None:
     pipe = InterruptedPipe()
     display = interrupted_display(pipe)
     with display, stop_on_signals(display.note) as stop, pytest.raises(StopNow), stop.at_once():

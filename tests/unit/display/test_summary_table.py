@@ -1,13 +1,19 @@
+"""The summary of a run, and the numbers in it and on the display."""
+
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_client.run_directory.summary import summarize
+from rljob_trainer.display.numbers import clock, gibibytes, short_seconds, sparkline
 from rljob_trainer.display.run_display import plain_console
 from rljob_trainer.display.summary_table import print_summary
 from tests.unit.ledger.samples import plan_change_record, step_record
@@ -52,25 +58,25 @@ def test_a_run_with_more_steps_than_the_manifest_shows_its_steps() -> None:
     assert "20 committed; algorithm.steps is 12" in text
 
 
-def test_phases_that_took_no_time_are_left_out() -> None:
-    assert "checkpoint" not in printed([step_record(1)], ExitCode.COMPLETE)
-
-
 def test_it_shows_lost_work_only_if_there_is_some() -> None:
-    names = (
-        "skipped updates",
-        "dropped tokens",
-        "skipped tokens",
-        "without gradient",
-        "failed rewards",
-        "empty responses",
+    text = printed([step_record(1)], ExitCode.COMPLETE)
+    assert "checkpoint" not in text, "a phase that took no time is left out"
+    metrics = (
+        "skipped_updates",
+        "dropped_tokens",
+        "skipped_tokens",
+        "uniform_groups",
+        "reward_errors",
+        "empty_responses",
     )
-    lost = {"skipped_updates": 1.0, "dropped_tokens": 5000.0, "skipped_tokens": 7.0, "uniform_groups": 1.0}
-    text = printed([step_record(1, metrics=lost | {"reward_errors": 2.0, "empty_responses": 1.0})], ExitCode.COMPLETE)
+    names = [name.replace("_", " ") for name in metrics]
+    names[3:5] = ["without gradient", "failed rewards"]
+    assert not any(name in text for name in names)
+    lost = dict.fromkeys(metrics, 1.0) | {"dropped_tokens": 5000.0}
+    text = printed([step_record(1, metrics=lost)], ExitCode.COMPLETE)
     assert all(name in text for name in names), text
     assert "5,000" in text
     assert "25% of the responses" in text
-    assert not any(name in printed([step_record(1)], ExitCode.COMPLETE) for name in names)
 
 
 def test_it_shows_attempts_and_replayed_steps() -> None:
@@ -101,3 +107,32 @@ def test_it_shows_the_latest_changes_of_the_plan() -> None:
 def test_the_reason_is_printed_unchanged() -> None:
     reason = "cannot import nomod for nomod:ok: [red]no[/red]"
     assert reason in printed([], ExitCode.BAD_INPUT, reason)
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        *zip(map(clock, (0.0, 59.6, 62.0, 3727.0, -1.0)), ("0:00", "1:00", "1:02", "1:02:07", "0:00"), strict=True),
+        (short_seconds(0.0034), "3 ms"),
+        (short_seconds(0.43), "430 ms"),
+        (short_seconds(0.9997), "1.0 s"),
+        (short_seconds(1.24), "1.2 s"),
+        (short_seconds(125.0), "2:05 min"),
+        (short_seconds(3725.0), "1:02:05 h"),
+        (gibibytes(1.25 * 2**30), "1.25 GiB"),
+        (sparkline([0.0, 0.5, 1.0], width=10), "▁▅█"),
+        (sparkline([0.0, 0.0, 1.0, 1.0, 0.0, 1.0], width=3), "▁█▅"),
+        (sparkline([0.3, 0.3], width=5), "▁▁"),
+    ],
+)
+def test_times_sizes_and_courses_are_short(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@given(st.lists(st.floats(min_value=-1e6, max_value=1e6) | st.just(math.nan)), st.integers(1, 30))
+def test_a_sparkline_never_passes_its_width_nor_breaks_on_nan(values: list[float], width: int) -> None:
+    finite = sum(math.isfinite(value) for value in values)
+    assert len(sparkline(values, width)) == min(width, finite)

@@ -1,4 +1,4 @@
-"""docs/sizing.md shows what the planner calculates."""
+"""The tables of docs/sizing.md and docs/topologies.md are what the planner calculates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from rljob_memory.estimate import (
 from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, first_plan
 from rljob_memory.sizes import GIB
 
-PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "sizing.md").read_text(encoding="utf-8")
 GPU_BYTES = [int(gib * GIB) for gib in (23.5, 47.5, 79.1, 139.8)]
 """Memory that CUDA reports for the GPUs of the table."""
 USABLE = 0.9
@@ -39,6 +40,7 @@ SHAPES = {
     "Qwen3-8B": (8.19e9, 36, 4096, 8, 128, 151_936, 32, 12_288),
     "Qwen3-14B": (14.77e9, 40, 5120, 8, 128, 151_936, 40, 17_408),
     "Qwen3-32B": (32.76e9, 64, 5120, 8, 128, 151_936, 64, 25_600),
+    "Llama-3.3-70B": (70.554e9, 80, 8192, 8, 128, 128_256, 64, 28_672),
 }
 """Parameters, layers, hidden size, KV heads, head dimension, vocabulary, heads and MLP, from config.json."""
 
@@ -46,6 +48,22 @@ SHAPES = {
 def shape(name: str) -> ModelShape:
     parameters, layers, hidden, kv_heads, head_dim, vocabulary, heads, intermediate = map(int, SHAPES[name])
     return ModelShape(parameters, layers, hidden, kv_heads, head_dim, vocabulary, 2, heads, intermediate)
+
+
+def rows(text: str, name: str) -> list[list[str]]:
+    """Cells of the rows of a table whose first cell begins with the name."""
+    found = re.findall(rf"^\| ({re.escape(name)}.*)\|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in found]
+
+
+def sequences_in(size: int, model: ModelShape, work: Workload) -> int:
+    """Sequences of maximum length in a KV cache of this size."""
+    one, two = (kv_bytes(model, work, count) for count in (1, 2))
+    return 1 + (size - one) // (two - one)
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
 
 
 def least_gpus(name: str, gpu_bytes: int) -> str:
@@ -61,15 +79,7 @@ def least_gpus(name: str, gpu_bytes: int) -> str:
 
 def plan_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) -> MemoryPlan | None:
     """The plan; None if the job does not fit."""
-    workload = Workload(
-        16,
-        8,
-        max_prompt_tokens=512,
-        max_response_tokens=1024,
-        policy_ranks=gpus,
-        engines=gpus // size,
-        tensor_parallel_size=size,
-    )
+    workload = Workload(16, 8, 512, 1024, policy_ranks=gpus, engines=gpus // size, tensor_parallel_size=size)
     plan = first_plan(MemorySettings(), Hardware("cuda", gpu_bytes, 2048 * GIB, "2.11.0"), model, workload, fused=True)
     state = policy_state_bytes(model, workload, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
     sequence = workload.max_sequence_tokens * activation_bytes_per_token(
@@ -86,49 +96,42 @@ def plan_if_it_fits(model: ModelShape, gpu_bytes: int, gpus: int, size: int) -> 
     return plan if fits else None
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("Qwen")])
 def test_the_table_of_gpus_is_calculated(name: str) -> None:
-    table = PAGE.partition("## What uses GPU memory")[0]
-    [row] = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", table, re.MULTILINE)
-    assert [cell.strip() for cell in row.split("|")][1:5] == [least_gpus(name, size) for size in GPU_BYTES]
-
-
-ADAPTERS = {"Qwen3-8B": 43_646_976, "Qwen3-32B": 134_217_728}
-"""Parameters of adapters of rank 16 on all linear layers."""
-
-
-def planned(name: str, gpu: str, rollouts: str, responses: str) -> list[str]:
-    """The other cells of a row of the table of adapters."""
-    groups, tokens = int(responses.split()[0]) // 8, int(responses.split()[2])
-    workload = Workload(groups, 8, 16, tokens, quantized_weights=rollouts != "bfloat16")
-    hardware = Hardware("cuda", int(float(gpu.split()[0]) * GIB), 125 * GIB, "2.11.0")
-    model = replace(shape(name), adapter_parameters=ADAPTERS[name])
-
-    def sequences(plan: MemoryPlan) -> int:
-        one, two = (kv_bytes(model, workload, count) for count in (1, 2))
-        return 1 + (plan.kv_cache_bytes - one) // (two - one)
-
-    plan = first_plan(MemorySettings(), hardware, model, workload, fused=True)
-    without = first_plan(MemorySettings(policy_offload="Disabled"), hardware, model, workload, fused=True)
-    return [
-        "Enabled" if plan.policy_offload else "Disabled",
-        f"{plan.kv_cache_bytes / GIB:.1f} GiB",
-        str(sequences(plan)),
-        str(sequences(without)),
-    ]
-
-
-def adapter_rows() -> list[list[str]]:
-    section = PAGE.partition("### Adapters on one GPU")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (Qwen3-.*)\|$", section, re.MULTILINE)
-    return [[cell.strip() for cell in row.split("|")] for row in rows]
+    [row] = rows(PAGE.partition("## What uses GPU memory")[0], f"{name} |")
+    assert row[2:6] == [least_gpus(name, size) for size in GPU_BYTES]
 
 
 def test_the_table_of_adapters_is_calculated() -> None:
-    rows = adapter_rows()
-    assert len(rows) == 5
-    for row in rows:
-        assert row[4:] == planned(*row[:4]), row[:4]
+    parameters = {"Qwen3-8B": 43_646_976, "Qwen3-32B": 134_217_728}  # of rank 16 on all linear layers
+    table = rows(PAGE.partition("### Adapters on one GPU")[2].partition("\n## ")[0], "Qwen3-")
+    assert len(table) == 5
+    for name, gpu, rollouts, responses, *cells in table:
+        groups, tokens = int(responses.split()[0]) // 8, int(responses.split()[2])
+        work = Workload(groups, 8, 16, tokens, quantized_weights=rollouts != "bfloat16")
+        hardware = Hardware("cuda", int(float(gpu.split()[0]) * GIB), 125 * GIB, "2.11.0")
+        model = replace(shape(name), adapter_parameters=parameters[name])
+        plan, without = (
+            first_plan(settings, hardware, model, work, fused=True)
+            for settings in (MemorySettings(), MemorySettings(policy_offload="Disabled"))
+        )
+        offload = "Enabled" if plan.policy_offload else "Disabled"
+        counts = [str(sequences_in(each.kv_cache_bytes, model, work)) for each in (plan, without)]
+        assert cells == [offload, gib(plan.kv_cache_bytes), *counts], (name, gpu)
+
+
+@pytest.mark.parametrize(("name", "size"), [("Qwen3-8B", 1), ("Qwen3-14B", 2), ("Llama-3.3-70B", 8)])
+def test_the_table_of_rollout_gpus_is_calculated(name: str, size: int) -> None:
+    """For policies of four nodes, and more sequences of 8,192 tokens than one engine holds."""
+    work = Workload(64, 16, 1024, 7168, 1024, 32, tensor_parallel_size=size, topology="Disaggregated")
+    model = shape(name)
+    module = 4 * model.parameters // size
+    plan = first_plan(MemorySettings(), Hardware("cuda", GPU_BYTES[2], 1024 * GIB, "2.11.0"), model, work)
+    caches = [plan.kv_cache_bytes, plan.kv_cache_bytes - module]
+    assert caches[0] < kv_bytes(model, work, work.sequences_per_engine), "the memory is the limit"
+    with_module, without = ([gib(cache), str(sequences_in(cache, model, work))] for cache in caches)
+    [row] = rows((DOCS / "topologies.md").read_text(encoding="utf-8"), f"{name} |")
+    assert row[1:] == [str(size), gib(engine_weight_bytes(model, work)), *with_module, gib(module), *without]
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

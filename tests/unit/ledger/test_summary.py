@@ -1,11 +1,15 @@
+"""The summary of a run, and the trend of its rewards."""
+
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
+from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord, RewardStatistics
+from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend
 from rljob_client.run_directory.summary import PeakMemory, Summary, summarize
 from tests.unit.ledger.samples import GIB, plan_change_record, step_record
 
@@ -18,32 +22,19 @@ def summary_of(records: list[LedgerRecord], exit_code: ExitCode = ExitCode.COMPL
     return summarize(records, job="digits", total_steps=12, exit_code=exit_code)
 
 
-def test_first_and_last_reward_are_means_of_five_steps() -> None:
-    rewards = [0.0, 0.1, 0.2, 0.3, 0.4, 9.0, 9.0, 0.5, 0.6, 0.7, 0.8, 0.9]
-    summary = summary_of([step_record(step, reward) for step, reward in enumerate(rewards, start=1)])
-    assert summary.first_reward == pytest.approx(0.2)
-    assert summary.last_reward == pytest.approx(0.7)
-    assert summary.reward_window_steps == 5
-
-
-def test_one_step_has_one_reward_and_no_trend() -> None:
-    summary = summary_of([step_record(1, 0.3)])
-    assert (summary.first_reward, summary.last_reward, summary.reward_window_steps) == (None, 0.3, 1)
-    assert summary.reward_trend is None
-
-
-def test_tokens_a_second_and_phases_are_of_the_step_loop() -> None:
+def test_rewards_tokens_and_phases_are_of_the_step_loop() -> None:
     steps: list[LedgerRecord] = [
         step_record(1, seconds={"rollout": 1.0, "update": 0.5}, total_seconds=2.0, tokens=100),
-        step_record(2, seconds={"rollout": 2.0, "checkpoint": 1.0}, total_seconds=3.0, tokens=400),
+        step_record(2, reward=0.7, seconds={"rollout": 2.0, "checkpoint": 1.0}, total_seconds=3.0, tokens=400),
     ]
     summary = summary_of(steps)
-    assert summary.tokens == 500
-    assert summary.tokens_per_second == 100.0
+    assert (summary.first_reward, summary.last_reward, summary.reward_window_steps) == (0.5, 0.7, 1)
+    assert (summary.tokens, summary.tokens_per_second) == (500, 100.0)
     assert summary.step_seconds
     assert (summary.step_seconds.sum, summary.step_seconds.mean) == (5.0, 2.5)
     assert summary.seconds_by_phase["rollout"].sum == 3.0
     assert summary.seconds_by_phase["checkpoint"].mean == 0.5
+    assert summary_of(steps[:1]).reward_trend is None
 
 
 def test_peak_memory_is_the_highest_rank_and_phase_of_each_role() -> None:
@@ -57,21 +48,24 @@ def test_peak_memory_is_the_highest_rank_and_phase_of_each_role() -> None:
     assert set(summary.peak_memory) == {"policy", "rollout"}
 
 
-def test_startup_is_from_the_last_attempt_s_start_to_its_first_step() -> None:
+def test_attempts_and_plan_changes_are_counted_once() -> None:
     records: list[LedgerRecord] = [
         attempt(1, started_at=0.0),
+        plan_change_record(2),
         step_record(1, committed_at=50.0),
+        plan_change_record(2, seconds=3.5),
         attempt(2, started_at=100.0, resumed_from=1),
         RestoreRecord(attempt=2, checkpoint_step=0, replayed_steps=1),
         step_record(2, attempt=2, committed_at=113.0, total_seconds=1.0),
         step_record(3, attempt=2, committed_at=114.0),
         attempt(3, started_at=200.0, resumed_from=3),
         RestoreRecord(attempt=3, checkpoint_step=1, replayed_steps=2),
+        plan_change_record(3),
     ]
     summary = summary_of(records)
-    assert summary.startup_seconds == 12.0
-    assert summary.replayed_steps == 3
-    assert summary.attempts == 3
+    assert summary.startup_seconds == 12.0, "from the start of the last attempt with a step to that step"
+    assert (summary.attempts, summary.replayed_steps) == (3, 3)
+    assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]
 
 
 @pytest.mark.parametrize(
@@ -88,42 +82,80 @@ def test_the_status_follows_from_the_exit_code(exit_code: ExitCode, status: str)
     assert (summary.status, summary.exit_code, summary.exit_reason) == (status, exit_code, exit_code.meaning)
 
 
-def test_a_run_that_died_before_its_first_step_has_a_summary_of_valid_json() -> None:
-    summary = summary_of([attempt(1, started_at=0.0)], ExitCode.BAD_INPUT)
-    written = json.loads(summary.to_json())
-    assert written["steps"] == 0
-    assert written["first_reward"] is None
-    assert written["startup_seconds"] is None
-    assert written["exit_code"] == 84
-
-
-def test_a_reason_with_bytes_that_are_no_text_is_written() -> None:
+def test_a_run_that_died_before_its_first_step_has_a_summary() -> None:
     reason = "no such file r\udce9sum"
-    summary = summarize([], job="digits", total_steps=1, exit_code=ExitCode.ERROR, exit_reason=reason)
-    assert json.loads(summary.to_json())["exit_reason"] == r"no such file r\udce9sum"
-
-
-def test_each_plan_change_is_listed_once_with_its_effect() -> None:
-    records: list[LedgerRecord] = [plan_change_record(2), step_record(1), plan_change_record(2, seconds=3.5)]
-    summary = summary_of([*records, plan_change_record(3)])
-    assert [(c.generation, c.seconds_to_recover) for c in summary.plan_changes] == [(2, 3.5), (3, None)]
+    summary = summarize(
+        [attempt(1, 0.0)], job="digits", total_steps=1, exit_code=ExitCode.BAD_INPUT, exit_reason=reason
+    )
+    written = json.loads(summary.to_json())
+    assert written["exit_reason"] == r"no such file r\udce9sum"
+    assert (written["steps"], written["exit_code"]) == (0, 84)
+    assert written["first_reward"] is written["startup_seconds"] is written["truncated_ratio"] is None
 
 
 def test_lost_work_is_summed_over_the_steps() -> None:
-    lost = {
-        "skipped_updates": 1.0,
-        "dropped_tokens": 5.0,
-        "skipped_tokens": 7.0,
-        "reward_errors": 2.0,
-        "empty_responses": 1.0,
-    }
-    steps: list[LedgerRecord] = [
-        step_record(1, metrics=lost | {"uniform_groups": 1.0}),
-        step_record(2, metrics=lost | {"loss": float("nan"), "uniform_groups": 0.9}),
-        step_record(3, metrics={}),
-    ]
-    summary = summary_of(steps)
+    lost = {"skipped_updates": 1.0, "dropped_tokens": 5.0, "skipped_tokens": 7.0, "reward_errors": 2.0}
+    lost["empty_responses"] = 1.0
+    summary = summary_of(
+        [
+            step_record(1, metrics=lost | {"uniform_groups": 1.0}),
+            step_record(2, metrics=lost | {"loss": math.nan, "uniform_groups": 0.9}),
+            step_record(3, metrics={}),
+        ]
+    )
     assert (summary.skipped_updates, summary.dropped_tokens, summary.skipped_tokens) == (2, 10, 14)
-    assert summary.empty_responses == 2
-    assert (summary.reward_errors, summary.steps_without_gradient, summary.truncated_ratio) == (4, 1, 0.25)
-    assert summary_of([]).truncated_ratio is None
+    assert (summary.reward_errors, summary.empty_responses) == (4, 2)
+    assert (summary.steps_without_gradient, summary.truncated_ratio) == (1, 0.25)
+
+
+LINEAR = [step / 10 for step in range(20)]
+
+
+def trend(means: list[float], std: float = 0.1) -> RewardTrend | None:
+    return reward_trend([RewardStatistics(mean=mean, std=std, min=0.0, max=1.0) for mean in means])
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [
+        (LINEAR[:1], (None, 0.0, 1)),
+        (LINEAR[:3], (0.0, 0.2, 1)),
+        (LINEAR[:4], (0.05, 0.25, 2)),
+        (LINEAR, (0.2, 1.7, 5)),
+        ([math.nan, 0.1, math.inf, 0.3], (0.1, 0.3, 1)),
+    ],
+)
+def test_windows_do_not_overlap(means: list[float], expected: tuple[float | None, float, int]) -> None:
+    found = trend(means)
+    assert found is not None
+    assert (found.first, found.last, found.window_steps) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("means", "std", "verdict"),
+    [
+        (LINEAR[:1], 0.1, None),
+        (LINEAR, 0.1, "rose"),
+        (LINEAR[::-1], 0.1, "fell"),
+        ([0.1] * 7, 0.0, "stayed"),
+        ([0.0, 0.0], 0.0, "stayed"),
+        ([0.25] * 5 + [0.5] * 5, 0.0, "rose"),
+        ([0.171, 0.288, 0.240, 0.248], 0.1, "stayed"),
+        ([0.03, 0.13, 0.00], 0.1, "stayed"),
+        ([0.1, 0.9], 0.1, "rose"),
+        ([0.1, 0.9], math.nan, "stayed"),
+    ],
+)
+def test_a_difference_within_the_noise_is_no_trend(means: list[float], std: float, verdict: str | None) -> None:
+    found = trend(means, std)
+    assert found is not None
+    assert found.verdict == verdict
+
+
+def test_without_a_finite_reward_there_is_no_trend() -> None:
+    assert trend([]) is trend([math.nan, math.inf]) is None
+
+
+@pytest.mark.parametrize(("reward", "text"), [(0.0, "0.000"), (0.0604, "0.060"), (-2.5, "-2.500"), (3e-4, "0.0003")])
+def test_a_small_reward_is_not_shown_as_zero(reward: float, text: str) -> None:
+    assert reward_text(reward) == text

@@ -48,28 +48,37 @@ def expandable() -> ExpandableSegments:
 # --- expandable segments ---
 
 
-def test_the_settings_string_changes_in_one_key_only() -> None:
-    inherited = "garbage_collection_threshold:0.8,expandable_segments:False,roundup_power2_divisions:[256:1,512:2]"
-    assert settings_with(inherited, OLD_TORCH, expandable_segments=True) == (
-        "garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
-    )
-    assert settings_with("", OLD_TORCH, expandable_segments=False) == OFF
+@pytest.mark.parametrize(
+    ("inherited", "torch_release", "enabled", "expected"),
+    [
+        (
+            f"roundup_power2_divisions:[256:1,512:2],{OFF}",
+            OLD_TORCH,
+            True,
+            f"roundup_power2_divisions:[256:1,512:2],{ON}",
+        ),
+        ("", OLD_TORCH, False, OFF),
+        ("", NEW_TORCH, True, f"{ON},large_segment_size_mb:256"),
+        ("", NEW_TORCH, False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
+        ("large_segment_size_mb:64", NEW_TORCH, True, f"large_segment_size_mb:64,{ON}"),
+    ],
+)
+def test_segments_are_switched_beside_inherited_settings_with_large_pages(
+    inherited: str, torch_release: tuple[int, int], enabled: bool, expected: str
+) -> None:
+    made = settings_with(inherited, torch_release, expandable_segments=enabled)
+    assert made == expected
+    assert setting_problems(made, torch_release) == []
 
 
-def test_expandable_segments_use_large_pages_by_default_if_torch_can() -> None:
-    def settings(inherited: str, enabled: bool) -> str:
-        made = settings_with(inherited, NEW_TORCH, expandable_segments=enabled)
-        assert setting_problems(made, NEW_TORCH) == []
-        return made
+def test_segments_come_back_once_after_nested_and_failed_exports(calls: list[str]) -> None:
+    segments = expandable()
 
-    assert settings("", True) == f"{ON},large_segment_size_mb:256"
-    assert settings("", False) == f"{OFF},large_segment_size_mb:20", "classic segments keep torch's own size"
-    assert settings("large_segment_size_mb:64", True) == f"large_segment_size_mb:64,{ON}"
-
-
-def test_expandable_segments_come_back_also_when_the_export_fails(calls: list[str]) -> None:
     def export() -> None:
-        with expandable().disabled():
+        with segments.disabled():
+            with segments.disabled():
+                pass
+            assert not segments.enabled, "the inner block must not switch on what the outer one needs off"
             assert calls == [ON, OFF, "flush"]
             raise RuntimeError("engine died")
 
@@ -78,28 +87,22 @@ def test_expandable_segments_come_back_also_when_the_export_fails(calls: list[st
     assert calls[3:] == [ON]
 
 
-def test_nested_switches_restore_the_state_that_was(calls: list[str]) -> None:
-    segments = expandable()
-    with segments.disabled():
-        with segments.disabled():
-            pass
-        assert not segments.enabled, "the inner block must not switch on what the outer one needs off"
-    assert calls == [ON, OFF, "flush", ON]
-
-
-def test_nothing_is_set_if_segments_are_classic_already(calls: list[str]) -> None:
-    with ExpandableSegments().disabled():
-        pass
-    assert calls == []
-
-
-def test_the_state_at_the_start_is_that_of_the_environment(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"max_split_size_mb:64,{ON}")
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("", []),
+        (f"max_split_size_mb:64,{ON}", [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]),
+    ],
+)
+def test_the_state_at_the_start_is_that_of_the_environment(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, environment: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", environment)
     segments = ExpandableSegments()
-    assert segments.enabled
+    assert segments.enabled is bool(environment)
     with segments.disabled():
         pass
-    assert calls == [f"max_split_size_mb:64,{OFF}", "flush", f"max_split_size_mb:64,{ON}"]
+    assert calls == expected
 
 
 def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
@@ -133,13 +136,6 @@ def test_older_torch_is_set_by_its_own_variable(calls: list[str], monkeypatch: p
 # --- weight export ---
 
 
-class KeptBuffer:
-    """Stands for the real buffer, which is GPU memory."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-
-
 def reserving(bucket_bytes: int) -> MemoryPlan:
     return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
@@ -153,34 +149,26 @@ def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str]) -> No
     assert export.buffer is None
 
 
-def test_a_sync_from_a_reserved_buffer_neither_switches_nor_flushes(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def allocated(size: int) -> KeptBuffer:
-        calls.append("allocate")
-        return KeptBuffer(size)
-
-    monkeypatch.setattr(weight_export, "ReservedBuffer", allocated)
-    export = WeightExport(expandable(), largest_unit_bytes=10)
-    export.arrange(reserving(100))
-    assert calls == [ON, OFF, "flush", "allocate", ON]
-    calls.clear()
-    with export.exporting():
-        pass
-    assert calls == []
-
-
 def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_export, "ReservedBuffer", KeptBuffer)
-    export = WeightExport(ExpandableSegments(), largest_unit_bytes=30)
+    def allocated(capacity_bytes: int) -> SimpleNamespace:
+        calls.append("allocate")
+        return SimpleNamespace(capacity_bytes=capacity_bytes)
+
+    monkeypatch.setattr(weight_export, "ReservedBuffer", allocated)
+    export = WeightExport(expandable(), largest_unit_bytes=30)
     sizes = []
     for bucket_bytes in (20, 100, 50):
         export.arrange(reserving(bucket_bytes))
         assert export.buffer is not None
         sizes.append(export.buffer.capacity_bytes)
     assert sizes == [30, 100, 100]
+    assert calls == [ON, *(OFF, "flush", "allocate", ON) * 2]
+    calls.clear()
+    with export.exporting():
+        pass
+    assert calls == [], "a sync neither switches nor flushes"
     export.arrange(memory_plan())
     assert export.buffer is None
 
@@ -200,19 +188,17 @@ def caching(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return cached
 
 
-def test_cached_memory_is_released_if_it_is_worth_a_flush(calls: list[str], caching: list[int]) -> None:
-    for cached, flushes in ((MIN_RELEASE_BYTES, ["flush"]), (MIN_RELEASE_BYTES - 1, [])):
-        caching[0] = cached
-        with cache_released_after(enabled=True):
-            pass
-        assert calls == flushes
-        calls.clear()
-
-
-def test_cached_memory_is_kept_if_the_plan_requires_it(calls: list[str], caching: list[int]) -> None:
-    with cache_released_after(enabled=False):
+@pytest.mark.parametrize(
+    ("cached", "enabled", "flushes"),
+    [(MIN_RELEASE_BYTES, True, ["flush"]), (MIN_RELEASE_BYTES - 1, True, []), (MIN_RELEASE_BYTES, False, [])],
+)
+def test_cached_memory_is_released_if_it_is_worth_a_flush(
+    calls: list[str], caching: list[int], cached: int, enabled: bool, flushes: list[str]
+) -> None:
+    caching[0] = cached
+    with cache_released_after(enabled=enabled):
         pass
-    assert calls == []
+    assert calls == flushes
 
 
 def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(calls: list[str], caching: list[int]) -> None:

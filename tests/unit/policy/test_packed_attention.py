@@ -37,20 +37,18 @@ def model_of(kind: str, attention: str, **changes: Any) -> PolicyModel:
     return PolicyModel(causal_lm, temperature=1.0, chunk_tokens=64, packs=attention == packed_attention.NAME)
 
 
-@pytest.mark.parametrize("kind", sorted(PACKED_KINDS))
-def test_packed_sequences_do_not_see_each_other(kind: str) -> None:
-    _require_equal(kind)
+QWEN_WINDOW = {
+    "sliding_window": 4,
+    "use_sliding_window": True,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
-def test_a_sliding_window_ends_where_it_does_unpacked(kind: str) -> None:
-    changes: dict[str, Any] = {"sliding_window": 4}
-    if kind == "qwen3":
-        changes |= {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
-    _require_equal(kind, **changes)
-
-
-def _require_equal(kind: str, **changes: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [*((kind, {}) for kind in sorted(PACKED_KINDS)), ("mistral", {"sliding_window": 4}), ("qwen3", QWEN_WINDOW)],
+)
+def test_packed_sequences_give_what_each_gives_alone(kind: str, changes: dict[str, Any]) -> None:
     packed, plain = (model_of(kind, attention, **changes) for attention in (packed_attention.NAME, "sdpa"))
     plain.load_state_dict(packed.state_dict())
     ids = torch.randint(1, 64, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))

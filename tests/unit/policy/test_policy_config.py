@@ -1,3 +1,5 @@
+"""The configuration of a policy, and the settings of roles that the memory plan decides."""
+
 from __future__ import annotations
 
 import subprocess
@@ -6,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.job import RLJobSpec
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.hardware import Machine
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import role_settings
 
 
 @pytest.mark.parametrize(
@@ -23,3 +29,20 @@ def test_the_controller_can_describe_a_policy_without_torch() -> None:
     imports = "; ".join(f"import rljob_trainer.{module}" for module in modules)
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_the_roles_are_given_the_memory_plan() -> None:
+    plan = memory_plan(micro_batch_tokens=2048, kv_cache_bytes=5 << 30, rollout_sleep="Level1")
+    machine = Machine((80 << 30,), 256 << 30, 32)
+    sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 5}}
+    roles = role_settings(
+        RLJobSpec.model_validate(sections),
+        plan,
+        model_dir=Path("/model"),
+        output_dir=Path("/out"),
+        hosts=RoleHosts(machine, machine, "cuda", 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True),
+        parameters=10**9,
+        allocator_environments={},
+    )
+    assert roles.policy.memory == plan
+    assert (roles.rollout.kv_cache_bytes, roles.rollout.sleep_level) == (5 << 30, 1)

@@ -79,16 +79,6 @@ def test_a_number_becomes_one_of_the_two_next_to_it(moment: Moment, draw: str | 
     assert bool((error <= bound * 1.001 + 1e-6 * values.view(-1, BLOCK).abs()).all())
 
 
-def test_errors_stay_within_the_stated_percent_near_the_largest_of_a_block() -> None:
-    values = torch.empty(64 * BLOCK).uniform_(0.1, 1.0, generator=torch.Generator().manual_seed(1))
-    assert float(((round_trip("exp_avg", values) - values) / values).abs().max()) < 0.08
-    assert float(((round_trip("exp_avg", values) - values) / values).abs().mean()) < 0.01
-    second = values.square()
-    roots = round_trip("exp_avg_sq", second, "some").sqrt()
-    assert float(((roots - values) / values).abs().max()) < 0.08
-    assert float(((roots - values) / values).abs().mean()) < 0.01
-
-
 def test_random_rounding_is_right_on_average() -> None:
     values = spread("exp_avg_sq", 4 * BLOCK, decades=1.0)
     draws = 400
@@ -132,14 +122,6 @@ def test_a_second_moment_other_than_zero_never_becomes_zero() -> None:
         assert float(found[100]) == 0.0
 
 
-def test_a_block_is_independent_of_the_others() -> None:
-    values = spread("exp_avg", 3 * BLOCK)
-    whole, _ = QUANTIZER.quantize("exp_avg", values)
-    for block in range(3):
-        part = slice(block * BLOCK, (block + 1) * BLOCK)
-        assert torch.equal(QUANTIZER.quantize("exp_avg", values[part].clone())[0], whole[part])
-
-
 def test_a_cut_anywhere_between_blocks_gives_the_same_codes() -> None:
     """Also where a chunk ends: random numbers depend on the position in the state."""
     values = spread("exp_avg_sq", 6 * BLOCK)
@@ -152,5 +134,9 @@ def test_a_cut_anywhere_between_blocks_gives_the_same_codes() -> None:
         ]
         assert torch.equal(torch.cat([part[0] for part in parts]), codes)
         assert torch.equal(torch.cat([part[1] for part in parts]), scales)
+    whole, _ = QUANTIZER.quantize("exp_avg_sq", values)
+    for block in range(6):
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        assert torch.equal(QUANTIZER.quantize("exp_avg_sq", values[part].clone())[0], whole[part])
     other, _ = QUANTIZER.quantize("exp_avg_sq", values, start=first, draw="step 4")
     assert not torch.equal(codes, other), "another step draws other numbers"

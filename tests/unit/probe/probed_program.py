@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rljob_probe
+from rljob_api.step_report import Evidence
 from rljob_api.termination_message import TerminationMessage, read_termination_message
 from rljob_testing.patience import PATIENCE_SECONDS
 
@@ -47,6 +48,13 @@ class ProbedProgram:
         message = read_termination_message(self.log.read_text())
         assert message is not None, self.log.read_text()
         return message
+
+    @property
+    def evidence(self) -> Evidence:
+        """Evidence of the termination message. Fails if there is none."""
+        assert self.message is not None
+        assert self.message.evidence is not None
+        return self.message.evidence
 
     def run(
         self,

@@ -1,3 +1,5 @@
+"""The arguments of an engine, which are compared with vLLM's own before vLLM is imported."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,7 +8,22 @@ from typing import Any
 import pytest
 
 from rljob_client.errors import BadInput
-from rljob_trainer.rollout.config import RolloutConfig, engine_arguments, engine_environment, graph_sizes
+from rljob_trainer.rollout.config import (
+    SET_BY_TRAINER,
+    RolloutConfig,
+    engine_arguments,
+    engine_environment,
+    graph_sizes,
+)
+from rljob_trainer.rollout.engine_fields import (
+    engine_args_problems,
+    fields_in,
+    installed_engine_fields,
+    installed_values,
+    literal_in,
+    require_engine_args,
+)
+from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
 
 VLLM_ARGUMENTS = {
     "block_size",
@@ -32,11 +49,6 @@ def arguments(**settings: Any) -> dict[str, Any]:
     return engine_arguments(RolloutConfig(**(defaults | settings)), VLLM_ARGUMENTS)
 
 
-def test_weights_are_not_read_and_logprobs_match_the_policy() -> None:
-    assert arguments()["load_format"] == "dummy"
-    assert arguments()["logprobs_mode"] == "processed_logprobs"
-
-
 @pytest.mark.parametrize(
     ("device", "level", "sleeps"), [("cuda", 0, False), ("cuda", 1, True), ("cuda", 2, True), ("cpu", 2, False)]
 )
@@ -44,17 +56,15 @@ def test_sleep_mode_is_on_only_if_the_engine_sleeps(device: str, level: int, sle
     assert arguments(device=device, sleep_level=level)["enable_sleep_mode"] is sleeps
 
 
-def test_8_bit_weights_and_keys_are_asked_for_only_if_set() -> None:
-    assert (arguments()["quantization"], arguments()["kv_cache_dtype"]) == (None, "auto")
+def test_an_engine_has_random_weights_and_the_logprobs_of_its_policy() -> None:
+    on_cpu, on_gpu = arguments(device="cpu"), arguments(device="cuda")
+    assert (on_cpu["load_format"], on_cpu["logprobs_mode"]) == ("dummy", "processed_logprobs")
+    assert on_cpu["enforce_eager"] is True
+    assert "enforce_eager" not in on_gpu, "CUDA graphs stay on"
+    assert on_gpu["gpu_memory_utilization"] <= 0.01, "a GPU in use does not stop the start"
+    assert (on_cpu["quantization"], on_cpu["kv_cache_dtype"]) == (None, "auto")
     in_8_bits = arguments(device="cuda", quantization="fp8_per_block", kv_cache_dtype="fp8")
     assert (in_8_bits["quantization"], in_8_bits["kv_cache_dtype"]) == ("fp8_per_block", "fp8")
-
-
-def test_cuda_graphs_stay_on_and_a_gpu_in_use_does_not_stop_the_start() -> None:
-    on_gpu = arguments(device="cuda")
-    assert "enforce_eager" not in on_gpu
-    assert on_gpu["gpu_memory_utilization"] <= 0.01
-    assert arguments(device="cpu")["enforce_eager"] is True
 
 
 def test_cuda_graphs_are_few_and_reach_the_largest_batch() -> None:
@@ -80,12 +90,97 @@ def test_the_users_engine_arguments_replace_defaults() -> None:
     assert arguments(engine_args={"block_size": 32, "max_num_seqs": 3})["max_num_seqs"] == 3
 
 
-@pytest.mark.parametrize("name", ["load_format", "dtype", "weight_transfer_config"])
-def test_arguments_that_the_trainer_depends_on_are_refused(name: str) -> None:
-    with pytest.raises(BadInput, match=f"expected no {name}"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("load_format", "expected no load_format"),
+        ("dtype", "expected no dtype"),
+        ("weight_transfer_config", "expected no weight_transfer_config"),
+        ("blok_size", "found blok_size; remove it"),
+    ],
+)
+def test_arguments_that_the_trainer_sets_or_vllm_lacks_are_refused(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         arguments(engine_args={name: "auto"})
 
 
-def test_an_argument_that_vllm_does_not_have_is_refused() -> None:
-    with pytest.raises(BadInput, match="found blok_size; remove it"):
-        arguments(engine_args={"blok_size": 32})
+SOURCE = """
+import torch
+
+@dataclass
+class EngineArgs:
+    enforce_eager: bool = False
+    block_size: int | None = None
+    swap_space: float = 4
+    served_model_name: str | list[str] | None = None
+    attention_backend: Backends | str | None = None
+    scheduler: SchedulerOption = "auto"
+    mode: Literal["fast", "exact"] | None = None
+    overrides: 'dict[str, Any] | Overrides' = None
+
+    def method(self) -> int:
+        local: int = 3
+        return local
+"""
+FIELDS = fields_in(SOURCE)
+
+
+def test_the_fields_are_those_of_the_class() -> None:
+    assert list(FIELDS) == [
+        *("enforce_eager", "block_size", "swap_space", "served_model_name"),
+        *("attention_backend", "scheduler", "mode", "overrides"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("enforce_eager", True, None),
+        ("block_size", 16, None),
+        ("block_size", None, None),
+        ("swap_space", 4, None),
+        ("served_model_name", ["a", "b"], None),
+        ("attention_backend", "fast", None),
+        ("scheduler", "anything of a type that only vLLM knows", None),
+        ("mode", "fast", None),
+        ("overrides", {"a": 1}, None),
+        ("enforce_eager", "yes", "expected bool, found 'yes'"),
+        ("block_size", "16", "expected int | None, found '16'"),
+        ("block_size", True, "expected int | None, found True"),
+        ("swap_space", "4GB", "expected float, found '4GB'"),
+        ("mode", "slow", "expected Literal['fast', 'exact'] | None, found 'slow'"),
+        ("enforce_eagerly", True, "is not an engine argument of the installed vLLM: did you mean enforce_eager?"),
+        ("zzz", True, "is not an engine argument of the installed vLLM: remove it"),
+        ("dtype", "half", "expected no such argument: the trainer sets it itself; remove it"),
+        ("hf_overrides", {"rope_theta": 1.0}, "expected no such argument: only the engine would follow it"),
+    ],
+)
+def test_unknown_or_refused_names_and_wrong_types_are_found(name: str, value: Any, message: str | None) -> None:
+    problems = engine_args_problems({name: value}, FIELDS)
+    assert problems.keys() == ({name} if message else set())
+    assert problems.get(name, "").startswith(message or "")
+
+
+def test_the_values_are_those_of_the_literal() -> None:
+    source = (
+        'from typing import Literal\nOther = Literal["a"]\nNames = Literal[\n    "b",\n    # a comment\n    "c",\n]\n'
+    )
+    assert literal_in(source, "Names") == ["b", "c"]
+    assert literal_in(source, "Absent") == []
+
+
+def test_the_installed_vllm_has_every_form_of_8_bits() -> None:
+    for argument, names in (("quantization", QUANTIZATION), ("kv_cache_dtype", KV_CACHE_DTYPE)):
+        values = installed_values(argument)
+        assert values is not None, "the tests' environment has vLLM"
+        assert {name for name in names.values() if name is not None} <= set(values)
+
+
+def test_the_installed_vllm_is_read() -> None:
+    fields = installed_engine_fields()
+    assert fields is not None, "the tests' environment has vLLM"
+    assert {"enforce_eager", "max_num_seqs", "weight_transfer_config"} <= fields.keys()
+    assert fields.keys() >= SET_BY_TRAINER
+    require_engine_args({"enforce_eager": True, "max_num_batched_tokens": 2048})
+    with pytest.raises(BadInput, match=r"rollout\.engineArgs\.enforce_eagerly: .* did you mean enforce_eager\?"):
+        require_engine_args({"enforce_eagerly": True})

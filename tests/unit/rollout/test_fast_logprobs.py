@@ -38,20 +38,12 @@ def llm_with(processor: OutputProcessor, *, in_process: bool = True) -> Any:
     return SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core, output_processor=processor))
 
 
-@pytest.fixture
-def vllm_version(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the version of a vLLM that is not imported."""
-
-    def set_version(version: str) -> None:
-        lists = SimpleNamespace(_fields=("ids", "logprobs", "ranks", "cu_num_generated_tokens"))
-        for name, module in {
-            "vllm": SimpleNamespace(__version__=version),
-            "vllm.v1": SimpleNamespace(),
-            "vllm.v1.outputs": SimpleNamespace(LogprobsLists=lists),
-        }.items():
-            monkeypatch.setitem(sys.modules, name, module)
-
-    return set_version
+def pretend_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Set the version of a vLLM that is not imported."""
+    lists = SimpleNamespace(_fields=("ids", "logprobs", "ranks", "cu_num_generated_tokens"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    monkeypatch.setitem(sys.modules, "vllm.v1", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.v1.outputs", SimpleNamespace(LogprobsLists=lists))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +57,9 @@ def vllm_version(monkeypatch: pytest.MonkeyPatch) -> Any:
     ids=["disabled", "unknown version", "statistics of every token", "engine in another process"],
 )
 def test_otherwise_all_tokens_take_the_path_of_vllm(
-    vllm_version: Any, version: str, environment: dict[str, str], log_stats: bool, in_process: bool
+    monkeypatch: pytest.MonkeyPatch, version: str, environment: dict[str, str], log_stats: bool, in_process: bool
 ) -> None:
-    vllm_version(version)
+    pretend_version(monkeypatch, version)
     llm = llm_with(processor := OutputProcessor(log_stats), in_process=in_process)
     assert not install_fast_logprobs(llm, environment)
     assert "process_outputs" not in vars(processor)
@@ -95,8 +87,8 @@ def output(name: str, reason: str | None = None) -> Any:
     return SimpleNamespace(request_id=name, new_token_ids=[8], new_logprobs=[-0.25], finish_reason=reason)
 
 
-def test_only_first_and_last_tokens_reach_the_code_of_vllm(vllm_version: Any) -> None:
-    vllm_version("0.32.0+cpu")
+def test_only_first_and_last_tokens_reach_the_code_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_version(monkeypatch, "0.32.0+cpu")
     processor = OutputProcessor()
     processor.request_states |= {"first": request(prefilling=True), "middle": request(), "last": request()}
     llm = llm_with(processor)
@@ -111,8 +103,8 @@ def test_only_first_and_last_tokens_reach_the_code_of_vllm(vllm_version: Any) ->
     assert [state.detokenizer.token_ids for state in states] == [[7], [7, 8], [7]]
 
 
-def test_a_step_without_log_probabilities_stays_as_it_is(vllm_version: Any) -> None:
-    vllm_version("0.26.0")
+def test_a_step_without_log_probabilities_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_version(monkeypatch, "0.26.0")
     llm = llm_with(OutputProcessor())
     assert install_fast_logprobs(llm, {})
     update = llm.llm_engine.engine_core.engine_core.scheduler.update_from_output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer, small_pickle, stack
 
 GIB, MIB = 1 << 30, 1 << 20
-Observer = Callable[[int, int, int, int], None]
 
 
 def block(size: int, state: str) -> dict[str, Any]:
@@ -51,10 +51,22 @@ STATS = {
 }
 
 
+@dataclass
+class Observed:
+    """The observer in the process of policy rank 2, the memory log of that process, and the run's directory."""
+
+    request: Callable[[int, int, int, int], None]
+    log: MemoryLog
+    run: Path
+
+    @property
+    def record(self) -> OomSnapshot:
+        return OomSnapshot.model_validate_json((self.run / "oom" / "policy-2-step7.json").read_text())
+
+
 @pytest.fixture
-def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, MemoryLog]:
-    """The observer in the process of policy rank 2, and the memory log of that process."""
-    attached: list[Observer] = []
+def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
+    attached: list[Any] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _device: STATS, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -63,18 +75,14 @@ def observe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Observer, 
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
     log = MemoryLog(tmp_path / "memory" / "policy-2.jsonl", "cpu")
     attach_out_of_memory_observer(tmp_path / "oom", "policy", 2, lambda: log.progress)
-    [observer] = attached
-    return observer, log
+    return Observed(attached[0], log, tmp_path)
 
 
-def test_a_failed_request_is_recorded_with_place_and_memory(
-    observe: tuple[Observer, MemoryLog], tmp_path: Path
-) -> None:
-    observer, log = observe
-    log.begin_phase(7, "update")
-    log.record(7, "update", 3)
-    observer(0, 700 * MIB, 80 * GIB, 30 * MIB)
-    record = OomSnapshot.model_validate_json((tmp_path / "oom" / "policy-2-step7.json").read_text())
+def test_a_failed_request_is_recorded_with_place_and_memory(observed: Observed) -> None:
+    observed.log.begin_phase(7, "update")
+    observed.log.record(7, "update", 3)
+    observed.request(0, 700 * MIB, 80 * GIB, 30 * MIB)
+    record = observed.record
     assert (record.role, record.rank, record.step, record.phase, record.micro_batch) == ("policy", 2, 7, "update", 4)
     assert (record.requested_bytes, record.device_free_bytes) == (700 * MIB, 30 * MIB)
     assert record.counters["reserved_bytes"] == 2125 * MIB
@@ -82,52 +90,38 @@ def test_a_failed_request_is_recorded_with_place_and_memory(
     assert record.layout.largest_free_block_bytes == 600 * MIB
     assert record.layout.segments[0].size_bytes == GIB + 601 * MIB, "the largest first"
     assert any("test_a_failed_request" in line for line in record.stack)
-    assert pickle.loads((tmp_path / "oom" / "policy-2-step7.pickle").read_bytes()) == SNAPSHOT
-
-
-def test_diagnose_reads_the_snapshot(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
-    observer, log = observe
-    log.begin_phase(7, "update")
-    observer(0, 700 * MIB, 80 * GIB, 30 * MIB)
-    failure = read_evidence(tmp_path).failure
+    assert pickle.loads((observed.run / "oom" / "policy-2-step7.pickle").read_bytes()) == SNAPSHOT
+    failure = read_evidence(observed.run).failure
     assert failure is not None
     assert failure.device is not None
     assert failure.device.largest_cached_block_bytes == 600 * MIB
     assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
 
 
-def test_each_try_of_a_phase_is_recorded_once(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
-    observer, log = observe
-    path = tmp_path / "oom" / "policy-2-step7.json"
-
-    def requested() -> int:
-        return OomSnapshot.model_validate_json(path.read_text()).requested_bytes
-
-    log.begin_phase(7, "update")
-    observer(0, 700, 80 * GIB, 0)
-    log.record(7, "update", 0)
-    observer(0, 500, 80 * GIB, 0)
-    assert requested() == 700
-    log.begin_phase(7, "update")
-    observer(0, 300, 80 * GIB, 0)
-    assert requested() == 300
+def test_each_try_of_a_phase_is_recorded_once(observed: Observed) -> None:
+    observed.log.begin_phase(7, "update")
+    observed.request(0, 700, 80 * GIB, 0)
+    observed.log.record(7, "update", 0)
+    observed.request(0, 500, 80 * GIB, 0)
+    assert observed.record.requested_bytes == 700
+    observed.log.begin_phase(7, "update")
+    observed.request(0, 300, 80 * GIB, 0)
+    assert observed.record.requested_bytes == 300
 
 
-@pytest.mark.parametrize("fails", ["_snapshot", "get_device_properties"])
+@pytest.mark.parametrize("fails", ["_snapshot", "get_device_properties", "the disk"])
 def test_an_error_in_the_observer_does_not_hide_the_failure(
-    observe: tuple[Observer, MemoryLog], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: str
+    observed: Observed, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the allocator is in no state to be asked")
 
-    monkeypatch.setattr(torch.cuda.memory if fails == "_snapshot" else torch.cuda, fails, broken)
-    observe[0](0, 700, 80 * GIB, 0)
-    assert read_evidence(tmp_path).failure is None
-
-
-def test_a_full_disk_does_not_hide_the_failure_either(observe: tuple[Observer, MemoryLog], tmp_path: Path) -> None:
-    (tmp_path / "oom").write_text("no directory")
-    observe[0](0, 700, 80 * GIB, 0)
+    if fails == "the disk":
+        (observed.run / "oom").write_text("no directory")
+    else:
+        monkeypatch.setattr(torch.cuda.memory if fails == "_snapshot" else torch.cuda, fails, broken)
+    observed.request(0, 700, 80 * GIB, 0)
+    assert read_evidence(observed.run).failure is None
 
 
 def test_a_large_process_keeps_only_its_largest_blocks() -> None:

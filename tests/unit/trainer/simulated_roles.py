@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rljob_api.plan_change import Role
@@ -17,6 +18,7 @@ from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.result import UpdateResult
 from rljob_trainer.roles.actor import known_failure
+from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
@@ -63,13 +65,19 @@ def drawn(seed: str, max_tokens: int) -> Completion:
 
 @dataclass
 class SimulatedProcesses:
+    role: Role
     ranks: int
     started: bool = False
     loaded: bool = False
     loading: dict[str, object] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    """Calls in which a fault was injected."""
 
     def __len__(self) -> int:
         return self.ranks
+
+    def inject(self, _rank: int, fault: InjectedFault) -> None:
+        self.faults.append(fault.method)
 
 
 @dataclass
@@ -102,8 +110,9 @@ class SimulatedRoles:
         self.engines_at: int | None = None
         self.engines_ended = 0
         self.clock = PartClock()
-        self.policy = SimulatedProcesses(ranks)
-        self.engines = SimulatedProcesses(ranks)
+        self.policy = SimulatedProcesses("policy", ranks)
+        self.engines = SimulatedProcesses("rollout", ranks)
+        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
         self.ranks = SimulatedRanks()
         self.weights: str | None = None
         self.engine_weights: str | None = None

@@ -21,7 +21,7 @@ from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import TrainingWarning
-from rljob_client.errors import BadInput, RunError
+from rljob_client.errors import BadInput
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
@@ -37,7 +37,7 @@ from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
-from rljob_trainer.recovery.recovery import NewAttempt, Recovery
+from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
@@ -47,7 +47,15 @@ from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Reward, ScoringHere
 from rljob_trainer.tasks.task import Task
-from tests.unit.trainer.simulated_roles import DEAD, HALFWAY, START, WHOLE, SimulatedGeneration, SimulatedRoles
+from tests.unit.trainer.simulated_roles import (
+    DEAD,
+    HALFWAY,
+    START,
+    WHOLE,
+    SimulatedGeneration,
+    SimulatedRoles,
+    out_of_memory,
+)
 
 STEPS = 6
 GIB = 1 << 30
@@ -222,14 +230,20 @@ class Job:
         return (self.directory / "model").read_text()
 
 
+def undisturbed(directory: Path, **settings: Any) -> Job:
+    """A job without failures, for comparison."""
+    directory.mkdir()
+    job = Job(directory, **settings)
+    roles, _, _ = job.attempt(SimulatedRoles({}))
+    assert roles.updates == list(range(1, job.steps + 1))
+    assert job.model != START
+    return job
+
+
 @pytest.fixture(scope="module", params=[(0, 0), (1, 0), (1, 1)], ids=["fresh", "stale", "partial"])
 def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     staleness, partial = request.param
-    job = Job(tmp_path_factory.mktemp("whole"), staleness=staleness, partial=partial)
-    roles, _, _ = job.attempt(SimulatedRoles({}))
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert job.model != START
-    return job
+    return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", staleness=staleness, partial=partial)
 
 
 HOW = st.sampled_from([WHOLE, HALFWAY])
@@ -306,10 +320,7 @@ def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: P
 
 def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:
     """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
-    whole, failing = Job(tmp_path / "whole", staleness=1), Job(tmp_path / "failing", staleness=1)
-    for job in (whole, failing):
-        job.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
+    whole, failing = undisturbed(tmp_path / "whole", staleness=1), Job(tmp_path, staleness=1)
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
     assert roles.updates == [1, 2, 3, 4, 3, 4, 5, 6], "back to the checkpoint of step 2, and to step 3 for the engine"
     assert (failing.rewards, failing.model) == (whole.rewards, whole.model)
@@ -342,38 +353,34 @@ def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
     assert seen[-1].left == [], "the last step leaves nothing"
 
 
-def test_a_retry_in_the_same_process_replays_nothing(tmp_path: Path) -> None:
-    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles({"update 3": WHOLE}))
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert [event for event, _ in listener.events] == ["changed", "recovered"]
-    assert "OutOfMemory: policy rank 0 in update, step 3: " in printed
-    assert "PlanChanged: " in printed
-    assert "Recovered: resumed at step 3 after " in printed
-
-
-def test_several_ranks_form_a_new_group_and_replay_nothing(tmp_path: Path) -> None:
-    failures = {"update 3": WHOLE, "update 4": HALFWAY}
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks=2))
-    assert roles.rejoined == 2
-    assert roles.updates == list(range(1, STEPS + 1))
-    assert "Recovered: resumed at step 4 after " in printed
-
-
-def test_ranks_that_form_no_new_group_are_replaced(tmp_path: Path) -> None:
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": WHOLE, "rejoin": DEAD}, ranks=2))
-    assert roles.rejoined == 0
-    assert "Replacing the policy's processes" in printed
-    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
-
-
-def test_partly_written_parameters_are_restored(tmp_path: Path) -> None:
-    roles, _, printed = Job(tmp_path).attempt(SimulatedRoles({"update 4": HALFWAY}))
-    assert roles.updates == [1, 2, 3, 3, 4, 5, 6], "from the checkpoint of step 2"
-    assert "Recovered: resumed at step 4" in printed
+ALL = list(range(1, STEPS + 1))
+FROM_CHECKPOINT = [1, 2, 3, 3, 4, 5, 6]
+"""The updates of a run that returns to the checkpoint of step 2 in step 4."""
 
 
 @pytest.mark.parametrize(
-    ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (4, {2}, 0)], ids=["an earlier one", "the initial weights"]
+    ("failures", "ranks", "updates", "rejoined", "said"),
+    [
+        ({"update 3": WHOLE}, 1, ALL, 0, "Recovered: resumed at step 3 after "),
+        ({"update 4": HALFWAY}, 1, FROM_CHECKPOINT, 0, "Recovered: resumed at step 4 after "),
+        ({"update 3": WHOLE, "update 4": HALFWAY}, 2, ALL, 2, "Recovered: resumed at step 4 after "),
+        ({"update 4": WHOLE, "rejoin": DEAD}, 2, FROM_CHECKPOINT, 0, "Replacing the policy's processes"),
+    ],
+    ids=["a retry in the same process", "half-written parameters", "a new group", "no new group"],
+)
+def test_only_steps_whose_weights_are_lost_are_replayed(
+    failures: dict[str, str], ranks: int, updates: list[int], rejoined: int, said: str, tmp_path: Path
+) -> None:
+    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks))
+    assert (roles.updates, roles.rejoined) == (updates, rejoined)
+    assert [event for event, _ in listener.events[:2]] == ["changed", "recovered"]
+    assert "OutOfMemory: policy rank 0 in update, step " in printed
+    assert "PlanChanged: " in printed
+    assert said in printed
+
+
+@pytest.mark.parametrize(
+    ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (5, {2}, 0)], ids=["an earlier one", "the initial weights"]
 )
 def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     tmp_path: Path, lost_at: int, damaged: set[int], begun_at: int
@@ -387,9 +394,7 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     _, _, printed = job.attempt(roles)
     assert f"the checkpoint of step {max(damaged)} is not used: __0_0.distcp is corrupt" in printed
     assert roles.updates == list(range(begun_at + 1, STEPS + 1))
-    whole = Job(tmp_path / "whole")
-    whole.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
+    whole = undisturbed(tmp_path / "whole")
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
@@ -408,15 +413,13 @@ def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_fa
 
 def test_the_journal_keeps_the_steps_after_the_oldest_checkpoint(tmp_path: Path) -> None:
     """The newest checkpoint is damaged, and as many as are kept exist: the steps after the other one are replayed."""
-    job, whole = Job(tmp_path, steps=6), Job(tmp_path / "whole", steps=8)
+    job, whole = Job(tmp_path, steps=6), undisturbed(tmp_path / "whole", steps=8)
     job.attempt(SimulatedRoles({}))
     job.steps = 8
     roles = SimulatedRoles({})
     roles.damaged = {6}
     job.attempt(roles)
     assert roles.updates == [5, 6, 7, 8]
-    whole.directory.mkdir()
-    whole.attempt(SimulatedRoles({}))
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
@@ -477,34 +480,26 @@ def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) 
     assert job.plan_changes == []
 
 
-def test_giving_up_explains_every_change(tmp_path: Path) -> None:
-    job = Job(tmp_path, max_adjustments=1)
+def test_giving_up_explains_every_change_unless_a_supervisor_decides(tmp_path: Path) -> None:
+    failures = {"update 3": WHOLE, "update 4": WHOLE}
     with pytest.raises(DeviceOutOfMemory, match=r"recovery\.maxAdjustments.*Tried: generation 2") as failure:
-        job.attempt(SimulatedRoles({"update 3": WHOLE, "update 4": WHOLE}))
+        Job(tmp_path, max_adjustments=1).attempt(SimulatedRoles(failures))
     assert failure.value.given_up
-
-
-def test_a_supervised_attempt_raises_the_failure_unchanged(tmp_path: Path) -> None:
-    job = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
+    supervised = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
     with pytest.raises(DeviceOutOfMemory, match=r"^CUDA out of memory") as failure:
-        job.attempt(SimulatedRoles({"update 3": WHOLE}))
+        supervised.attempt(SimulatedRoles(failures))
     assert not failure.value.given_up
     assert failure.value.evidence is not None
 
 
-def test_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
+def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLost):
+        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     kills = iter([3, 4])
-    with pytest.raises((HostOutOfMemory, NewAttempt)) as failure:
-        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: next(kills))
-    assert isinstance(failure.value, HostOutOfMemory)
+    with pytest.raises(HostOutOfMemory) as failure:
+        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 4": DEAD}), kills=lambda: next(kills))
     assert failure.value.evidence is not None
     assert failure.value.evidence.diagnoses[0].class_name == "HostMemory"
-
-
-def test_a_process_that_died_for_another_reason_is_lost(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as failure:
-        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
-    assert isinstance(failure.value, WorkerLost)
 
 
 @pytest.mark.parametrize(
@@ -522,11 +517,8 @@ def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
     with pytest.raises(BadInput, match=said):
         Job(tmp_path).attempt(Measured([1], **metrics))
     assert Job(tmp_path).rewards == []
-
-
-def test_a_disagreement_after_step_1_is_left_to_its_metric(tmp_path: Path) -> None:
-    Job(tmp_path).attempt(Measured([2], logprob_diff_mean=3.2))
-    assert len(Job(tmp_path).rewards) == STEPS
+    Job(tmp_path).attempt(Measured([2], **metrics))
+    assert len(Job(tmp_path).rewards) == STEPS, "a disagreement after step 1 is left to its metric"
 
 
 def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path) -> None:
@@ -543,3 +535,16 @@ def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path)
     assert "EngineNotAsleep" in printed
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.steps[0].metrics["asleep_engine_bytes"] == 7 * GIB
+
+
+def test_rollouts_that_ended_engines_have_begun_are_begun_again(tmp_path: Path) -> None:
+    class EngineFails(SimulatedRoles):
+        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+            if batch.step == 3 and not self.engines_ended:  # they have begun step 4
+                raise out_of_memory("rollout-0")
+            return super().update(batch)
+
+    job, whole = Job(tmp_path, staleness=1), undisturbed(tmp_path / "whole", staleness=1)
+    roles, _, _ = job.attempt(EngineFails({}))
+    assert roles.engines_ended == 1
+    assert (job.model, job.rewards) == (whole.model, whole.rewards)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
@@ -15,7 +18,66 @@ from rljob_trainer.roles import generation
 from rljob_trainer.roles.work_queue import WorkQueue
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, Segment, deal, generate_lot, unstarted
 from rljob_trainer.rollout.work import EngineWork, Generated, Lots, WholeGroups
-from rljob_trainer.rollout_batch import Completion
+from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.runtime.response_lengths import ResponseLengths
+from tests.unit.trainer.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
+
+
+def test_what_an_engine_cannot_generate_at_once_waits() -> None:
+    queue = WorkQueue(list(range(10)), concurrent_sequences=16, sequences=8)
+    assert queue.first_portions(2) == [[9, 6, 5], [8, 7, 4]], "two at once, and one in reserve"
+    assert queue.sequences_left == 16, "an engine asks for more when it has no reserve"
+    assert queue.portion(24, 2) == []
+    assert queue.portion(16, 2) == [3]
+    queue.put_back([6, 9])  # of a lost engine
+    assert queue.portion(9, 2) == [9, 6]
+    assert queue.portion(0, 2) == [2, 1]
+    assert queue.portion(0, 1) == [0]
+    assert queue.sequences_left == 0, "nothing waits: it reports when a group is complete"
+    few = WorkQueue([1.0] * 4, concurrent_sequences=8, sequences=8)
+    few.first_portions(1)
+    assert few.portion(0, 2) == [2], "the other one is for the second engine, which would idle"
+
+
+def test_engines_with_room_for_all_get_equal_work() -> None:
+    queue = WorkQueue([3, 9, 1, 1, 1, 3], 64, sequences=8)
+    assert queue.first_portions(2) == [[1], [0, 5, 2, 3, 4]]
+    assert len(queue) == queue.sequences_left == 0
+    of_unknown_length = WorkQueue([1.0] * 7, 256, sequences=8)
+    assert of_unknown_length.first_portions(3) == [[0, 3, 6], [1, 4], [2, 5]], "they keep their order"
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 300), st.integers(1, 16), st.integers(1, 5))
+def test_every_item_is_dealt_once(expected: list[int], concurrent: int, sequences: int, engines: int) -> None:
+    queue = WorkQueue([float(each) for each in expected], concurrent, sequences)
+    dealt = [item for portion in queue.first_portions(engines) for item in portion]
+    while len(queue):
+        more = queue.portion(0, engines)
+        assert more, "an engine that idles gets an item that waits"
+        dealt += more
+    assert sorted(dealt) == list(range(len(expected)))
+
+
+def test_an_item_is_expected_to_take_as_long_as_in_the_last_epoch() -> None:
+    def expected(*items: int) -> list[float]:
+        return list(lengths.expected([Prompt(item, [1], "") for item in items]))
+
+    lengths = ResponseLengths()
+    assert expected(3, 4) == [1.0, 1.0]
+    lengths.observe([3, 4], [10, 20, 2, 4], group_size=2)
+    assert expected(4, 3, 5) == [3.0, 15.0, 9.0], "an unknown one as all responses so far"
+    lengths.observe([3], [6, 6], group_size=2)
+    assert expected(3, 5) == [6.0, 8.0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_if_the_longest_come_first_hardly_a_slot_idles(seed: int) -> None:
+    engines, groups, concurrent, group_size = 4, 64, 32, 8
+    means, lengths = drawn_lengths(Random(seed), groups, group_size)
+    least = least_steps(engines, concurrent, lengths)
+    assert steps_with_queue(WorkQueue(means, concurrent, group_size), engines, lengths) < 1.1 * least
+    assert steps_with_shares(engines, concurrent, lengths) > 1.1 * least, "the test needs responses that differ"
+
 
 PROMPTS = 7
 GROUP_SIZE = 2
@@ -92,21 +154,19 @@ class SimulatedEngines:
         return [names[first : first + self.size] for first in range(0, len(names), self.size)]
 
 
-def next_result(calls: dict[str, Any], doing: str) -> tuple[str, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def _without_ray() -> Iterator[None]:
     """The last call ends first."""
-    name = list(calls)[-1]
-    return name, result_of(calls[name], name, doing)
 
+    def next_result(calls: dict[str, Any], _doing: str) -> tuple[str, Any]:
+        name = list(calls)[-1]
+        return name, calls[name]()
 
-def result_of(call: Any, _name: str, _doing: str) -> Any:
-    return call()
-
-
-@pytest.fixture(autouse=True)
-def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "next_result", next_result)
-    monkeypatch.setattr(generation, "result_of", result_of)
-    monkeypatch.setattr(generation, "wait_for", lambda _calls, _doing: {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "next_result", next_result)
+        patch.setattr(generation, "result_of", lambda call, _name, _doing: call())
+        patch.setattr(generation, "wait_for", lambda _calls, _doing: {})
+        yield
 
 
 @dataclass
@@ -119,7 +179,8 @@ class Run:
     concurrent: int = 64
     expected: list[float] = field(default_factory=lambda: [1.0] * PROMPTS)
     arrived: dict[int, list[str]] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
+    """Numbers of the engines."""
     absent: set[str] = field(default_factory=set)
     generation: generation.Generation[list[Completion]] = field(init=False)
 
@@ -138,7 +199,7 @@ class Run:
         self.arrived[place] = [each.text for each in group]
 
     def _replacement(self, failure: WorkerLost) -> dict[str, Any] | None:
-        self.replaced.append(failure.actor or "")
+        self.replaced.append(int((failure.actor or "").partition("-")[2]) // self.size)
         return {} if self.may_replace else None
 
     def finish(self) -> list[str]:
@@ -160,54 +221,42 @@ def engines(
     ]
 
 
-@pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("concurrent", [1, 64])
-@pytest.mark.parametrize("lost", [(), (0,), (1,), (2,), (0, 2), (0, 1)])
-def test_the_prompts_of_lost_engines_move_to_the_others(lost: tuple[int, ...], concurrent: int, after: int) -> None:
-    run = Run(engines(*lost, after=after), concurrent=concurrent)
-    assert run.finish() == EXPECTED
-    assert set(run.replaced) <= {f"rollout-{number}" for number in lost}
+@given(
+    count=st.integers(1, 4),
+    size=st.sampled_from([1, 2, 4]),
+    lost=st.sets(st.integers(0, 15), max_size=5),
+    concurrent=st.sampled_from([1, 64]),
+    after=st.integers(0, 1),
+)
+@example(count=3, size=1, lost={0, 2}, concurrent=64, after=0)
+@example(count=3, size=2, lost={2, 3}, concurrent=64, after=1)
+@example(count=2, size=1, lost={0, 1}, concurrent=64, after=0)
+def test_the_prompts_of_lost_engines_move_to_the_others(
+    count: int, size: int, lost: set[int], concurrent: int, after: int
+) -> None:
+    """An engine is lost with any of its `size` processes, after some calls. The step fails if all engines are lost."""
+    processes = engines(*lost, count=count * size, size=size, after=after)
+    run = Run(processes, size=size, concurrent=concurrent)
+    lost_engines = {process // size for process in lost if process < count * size}
+    try:
+        assert run.finish() == EXPECTED
+    except WorkerLost:
+        assert len(lost_engines) == count
+        return
     assert len(run.replaced) == len(set(run.replaced)), "each is replaced once"
-    assert after or len(run.replaced) == len(lost)
+    assert set(run.replaced) <= lost_engines
+    if not after:
+        assert len(run.replaced) == len(lost_engines) < count
+    for number in set(range(count)) - lost_engines:
+        of_engine = processes[number * size : (number + 1) * size]
+        assert all(each.received == of_engine[0].received for each in of_engine), "all get the same calls"
 
 
-@pytest.mark.parametrize(("lost", "count"), [((0,), 1), ((0, 1), 2)])
-def test_without_another_engine_the_step_fails(lost: tuple[int, ...], count: int) -> None:
-    with pytest.raises(WorkerLost):
-        Run(engines(*lost, count=count)).finish()
-
-
-def test_without_permission_the_step_fails() -> None:
+def test_an_engine_is_replaced_only_if_it_is_lost_and_may_be() -> None:
     with pytest.raises(WorkerLost):
         Run(engines(1), may_replace=False).finish()
-
-
-def test_an_engine_that_hangs_is_not_replaced() -> None:
     with pytest.raises(PhaseDeadlineExceeded):
         Run(engines(1, failure=PhaseDeadlineExceeded)).finish()
-
-
-@pytest.mark.parametrize("concurrent", [1, 64])
-@pytest.mark.parametrize(("processes", "size"), [(4, 2), (3, 1), (2, 2), (4, 4), (16, 2)])
-def test_all_processes_of_an_engine_get_the_same_calls(processes: int, size: int, concurrent: int) -> None:
-    run = Run(engines(count=processes, size=size), size=size, concurrent=concurrent)
-    assert run.finish() == EXPECTED
-    for first in range(0, processes, size):
-        assert all(each.received == run.engines[first].received for each in run.engines[first : first + size])
-
-
-@pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("lost", [(0,), (1,), (4,), (5,), (2, 3), (0, 5)])
-def test_an_engine_is_lost_with_any_of_its_processes(lost: tuple[int, ...], after: int) -> None:
-    run = Run(engines(*lost, count=6, size=2, after=after), size=2)
-    assert run.finish() == EXPECTED
-    assert {int(name[-1]) // 2 for name in run.replaced} == {number // 2 for number in lost}
-    assert len(run.replaced) == len({number // 2 for number in lost}), "each engine is replaced once"
-
-
-def test_a_step_fails_with_its_only_engine() -> None:
-    with pytest.raises(WorkerLost):
-        Run(engines(1, count=2, size=2), size=2).finish()
 
 
 def test_engines_begin_with_the_longest_and_ask_for_more() -> None:
@@ -220,6 +269,14 @@ def test_engines_begin_with_the_longest_and_ask_for_more() -> None:
     assert run.engines[1].received[-1][3] == 0, "nothing waits: it reports when a group is complete"
 
 
+def test_an_absent_engine_gets_no_work() -> None:
+    run, other = Run(engines(count=3), absent={"rollout-1"}), Run(engines(count=1))
+    assert [bool(engine.begun) for engine in run.engines] == [True, False, True]
+    assert run.finish() == EXPECTED
+    numbers = {engine.received[0][1] for engine in run.engines if engine.received}
+    assert other.engines[0].received[0][1] not in numbers, "an engine drops the work of another generation"
+
+
 def test_each_group_is_reported_while_others_are_generated() -> None:
     run = Run(engines(count=1))
     seen: list[int] = []
@@ -228,34 +285,28 @@ def test_each_group_is_reported_while_others_are_generated() -> None:
     assert seen == [place * (place + 1) for place in range(PROMPTS)], "one after each call"
 
 
-def test_engines_get_more_while_the_controller_waits_for_something_else() -> None:
-    run = Run(engines(count=2), concurrent=1)
+def served(run: Run) -> Run:
+    """A run whose results are taken while the controller waits for something else."""
     while pending := run.generation.pending():
         run.generation.serve(next(iter(pending)))
+    return run
+
+
+def test_engines_get_more_while_the_controller_waits_for_something_else() -> None:
+    run = served(Run(engines(count=2), concurrent=1))
     assert len(run.arrived) == PROMPTS
     assert run.finish() == EXPECTED
 
 
 def test_a_failure_meanwhile_is_raised_when_the_results_are_needed() -> None:
-    run = Run(engines(0, count=2), may_replace=False)
-    while pending := run.generation.pending():
-        run.generation.serve(next(iter(pending)))
+    run = served(Run(engines(0, count=2), may_replace=False))
     assert run.replaced == []
     with pytest.raises(WorkerLost):
         run.finish()
-
-    run = Run(engines(0, count=2))
-    run.generation.serve("rollout-0")
-    assert run.finish() == EXPECTED
+    assert served(Run(engines(0, count=2))).finish() == EXPECTED
 
 
-def test_two_generations_have_different_numbers() -> None:
-    first, second = Run(engines(count=1)), Run(engines(count=1))
-    assert first.engines[0].received[0][1] != second.engines[0].received[0][1], "an engine drops the work of another"
-
-
-@pytest.mark.parametrize("lost", [(0,), (2,), (0, 1), (1, 2)])
-def test_the_lots_of_lost_engines_have_the_same_outcome(lost: tuple[int, ...]) -> None:
+def test_the_lots_of_lost_engines_have_the_same_outcome() -> None:
     """The prompts that a step takes or leaves do not depend on which engine generates them."""
     held = [HeldGroup(unstarted(position, GROUP_SIZE), [position], 100 + position) for position in range(9)]
     lots = deal([], held, quota=6, lots=3)
@@ -271,12 +322,7 @@ def test_the_lots_of_lost_engines_have_the_same_outcome(lost: tuple[int, ...]) -
         )
         return run.finish()[0]
 
-    assert outcome(*lost) == outcome()
-    assert sum(len(lot.completed) for lot in outcome(*lost)) == 6
-    assert sum(len(lot.left) for lot in outcome(*lost)) == 3
-
-
-def test_an_absent_engine_gets_no_work() -> None:
-    run = Run(engines(count=3), absent={"rollout-1"})
-    assert [bool(engine.begun) for engine in run.engines] == [True, False, True]
-    assert run.finish() == EXPECTED
+    for lost in ((0,), (2,), (0, 1), (1, 2)):
+        assert outcome(*lost) == outcome()
+    assert sum(len(lot.completed) for lot in outcome()) == 6
+    assert sum(len(lot.left) for lot in outcome()) == 3

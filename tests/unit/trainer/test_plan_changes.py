@@ -1,120 +1,215 @@
-"""The plan at the start of an attempt, and its changes."""
+"""The memory plan at the start of an attempt, and its changes, also before memory runs out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rljob_api.job import RLJob
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
+from rljob_api.step_report import MemoryPressure
 from rljob_client.run_directory.ledger import Ledger
-from rljob_client.run_directory.records import plan_change_records
+from rljob_client.run_directory.records import PlanChangeRecord, plan_change_records
 from rljob_memory.recovery import Changed, RecoveryState
+from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import GIB
+from rljob_trainer.hardware import Machine
+from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.models.checkpoint import ModelDimensions
+from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start
-from tests.unit.ledger.samples import PLAN, step_record
-from tests.unit.ledger.samples import plan_change as change
-from tests.unit.ledger.samples import plan_change_record as record
-
-FIRST = PLAN
-
-
-def adopted(state: RecoveryState, change: PlanChange) -> Changed:
-    """A change that leads to a plan of its generation."""
-    plan = record(change.generation).plan
-    return Changed(change, plan, state.with_change(change, plan), frozenset(), "")
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime import free_disk
+from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.supervision import Supervision
+from tests.unit.ledger.samples import PLAN, plan_change, plan_change_record, step_record
 
 
-class TestThePlanThatAnAttemptBeginsWith:
-    def test_is_computed_if_there_is_none(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            assert state_at_start(ledger, 10).plan is None
-
-    def test_is_the_given_one_if_nothing_was_changed_here(self, tmp_path: Path) -> None:
-        given = FIRST.model_copy(update={"generation": 4})
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            assert state_at_start(ledger, 10, given).plan == given
-
-    @pytest.mark.parametrize(("given", "expected"), [(2, 3), (3, 3), (5, 5)])
-    def test_is_the_one_of_the_higher_generation(self, given: int, expected: int, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            for written in (record(2), record(3, micro_batch_tokens=1024)):
-                ledger.record(written)
-            found = state_at_start(ledger, 10, FIRST.model_copy(update={"generation": given})).plan
-        assert found is not None
-        assert found.generation == expected
-
-    def test_counts_no_progress_of_earlier_attempts(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            ledger.begin_attempt(0.0, {}, {}, {})
-            for step in range(1, 13):
-                ledger.commit(step_record(step))
-            assert state_at_start(ledger, 100).first_step == 13
-
-    @pytest.mark.parametrize(("supervised", "gpus"), [(True, None), (False, 2)])
-    def test_has_grown_here_only_without_a_supervisor(self, supervised: bool, gpus: int | None, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            plan = record(2).plan.model_copy(update={"policy_gpus": 2})
-            ledger.record(record(2).model_copy(update={"plan": plan}))
-            found = state_at_start(ledger, 10, supervised=supervised).plan
-        assert found is not None
-        assert found.policy_gpus == gpus
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        yield ledger
 
 
-class TestTheFactsOfAPlan:
-    """Of the machine on which its last change was made."""
-
-    def test_stay_those_of_the_change_in_later_attempts(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            assert facts_of_plan(ledger, FIRST) == {}
-            ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 1})
-            ledger.record(record(2))
-            assert facts_of_plan(ledger, record(2).plan) == {"policy_ranks": 1}
-            ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 8})
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            assert facts_of_plan(ledger, record(2).plan) == {"policy_ranks": 1}
-            assert facts_of_plan(ledger, record(3).plan) == {"policy_ranks": 8}, "the supervisor's plan"
+def at_generation(generation: int, **changes: Any) -> MemoryPlan:
+    return PLAN.model_copy(update={"generation": generation, **changes})
 
 
-class TestChanges:
-    def test_are_in_the_ledger_when_they_are_adopted(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
-            changes.adopt(adopted(changes.state, change(2)), None)
-            assert changes.plan.generation == 2
-            assert changes.state.adjustments == 1
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            again = PlanChanges(ledger, state_at_start(ledger, 10))
-            assert again.own == [change(2)]
-            assert again.state.adjustments == 1
-            assert again.unconfirmed is not None
+@pytest.mark.parametrize(
+    ("recorded", "given", "expected"),
+    [([], None, None), ([], 4, 4), ([2, 3], 2, 3), ([2, 3], 3, 3), ([2, 3], 5, 5), ([2, 3], None, 3)],
+)
+def test_an_attempt_begins_with_the_plan_of_the_highest_generation(
+    recorded: list[int], given: int | None, expected: int | None, ledger: Ledger
+) -> None:
+    """`recorded`: changes of earlier attempts. `given`: the plan of the supervisor. None: it is to be computed."""
+    for generation in recorded:
+        ledger.record(plan_change_record(generation))
+    plan = state_at_start(ledger, 10, at_generation(given) if given else None).plan
+    assert (plan and plan.generation) == expected
 
-    def test_are_confirmed_once(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
-            changes.adopt(adopted(changes.state, change(2)), None)
-            changes.confirm(change(2, seconds=3.5), {"policy": 2.0})
-            assert changes.unconfirmed is None
-            [written] = plan_change_records(ledger.records)
-        assert (written.change.seconds_to_recover, written.seconds) == (3.5, {"policy": 2.0})
-        assert changes.state.changes == (change(2, seconds=3.5),)
 
-    def test_before_a_failure_cost_nothing(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
-            changes.adopt(adopted(changes.state, change(2, preventive=True)), None)
-            assert changes.unconfirmed is None
-            assert changes.state.adjustments == 0
+@pytest.mark.parametrize(("supervised", "gpus"), [(True, None), (False, 2)])
+def test_a_plan_has_grown_here_only_without_a_supervisor(supervised: bool, gpus: int | None, ledger: Ledger) -> None:
+    ledger.record(plan_change_record(2).model_copy(update={"plan": at_generation(2, policy_gpus=2)}))
+    plan = state_at_start(ledger, 10, supervised=supervised).plan
+    assert plan is not None
+    assert plan.policy_gpus == gpus
 
-    def test_of_the_supervisor_are_not_its_own(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            ledger.record(record(3, seconds=1.0))
-            changes = PlanChanges(ledger, state_at_start(ledger, 10, record(3).plan, [change(2), change(3)]))
-            assert [known.generation for known in changes.state.changes] == [2, 3]
-            assert changes.state.changes[1].seconds_to_recover == 1.0, "the ledger knows more of its own"
-            assert [own.generation for own in changes.own] == [3]
 
-    def test_know_the_latest_committed_step(self, tmp_path: Path) -> None:
-        with Ledger(tmp_path / "ledger.jsonl") as ledger:
-            changes = PlanChanges(ledger, RecoveryState(FIRST, 10))
-            ledger.commit(step_record(1))
-            assert changes.state.committed_step == 1
+def test_the_facts_of_a_plan_are_those_at_its_last_change(ledger: Ledger, tmp_path: Path) -> None:
+    assert facts_of_plan(ledger, PLAN) == {}
+    ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 1})
+    ledger.record(plan_change_record(2))
+    assert facts_of_plan(ledger, at_generation(2)) == {"policy_ranks": 1}
+    ledger.begin_attempt(0.0, {}, {}, {}, plan_facts={"policy_ranks": 8})
+    with Ledger(tmp_path / "ledger.jsonl") as later:
+        assert facts_of_plan(later, at_generation(2)) == {"policy_ranks": 1}
+        assert facts_of_plan(later, at_generation(3)) == {"policy_ranks": 8}, "the supervisor's plan"
+
+
+def adopting(ledger: Ledger, change: PlanChange) -> PlanChanges:
+    changes = PlanChanges(ledger, RecoveryState(PLAN, 10))
+    plan = plan_change_record(change.generation).plan
+    state = changes.state.with_change(change, plan)
+    changes.adopt(Changed(change, plan, state, frozenset(), ""), None)
+    assert changes.plan.generation == change.generation
+    return changes
+
+
+def test_a_change_is_recorded_when_adopted_and_confirmed_once(ledger: Ledger, tmp_path: Path) -> None:
+    changes = adopting(ledger, plan_change(2))
+    assert changes.state.adjustments == 1
+    with Ledger(tmp_path / "ledger.jsonl") as later:
+        again = PlanChanges(later, state_at_start(later, 10))
+        assert (again.own, again.state.adjustments) == ([plan_change(2)], 1)
+        assert again.unconfirmed is not None
+    changes.confirm(plan_change(2, seconds=3.5), {"policy": 2.0})
+    assert changes.unconfirmed is None
+    [written] = plan_change_records(ledger.records)
+    assert (written.change.seconds_to_recover, written.seconds) == (3.5, {"policy": 2.0})
+    assert changes.state.changes == (plan_change(2, seconds=3.5),)
+
+
+def test_a_change_before_a_failure_costs_nothing(ledger: Ledger) -> None:
+    changes = adopting(ledger, plan_change(2, preventive=True))
+    assert changes.unconfirmed is None
+    assert changes.state.adjustments == 0
+
+
+def test_changes_of_the_supervisor_are_not_its_own(ledger: Ledger) -> None:
+    ledger.record(plan_change_record(3, seconds=1.0))
+    for step in (1, 2):
+        ledger.commit(step_record(step))
+    state = state_at_start(ledger, 10, at_generation(3), [plan_change(2), plan_change(3)])
+    assert state.first_step == 3, "steps of earlier attempts are no progress of this one"
+    changes = PlanChanges(ledger, state)
+    assert [known.generation for known in changes.state.changes] == [2, 3]
+    assert changes.state.changes[1].seconds_to_recover == 1.0, "the ledger knows more of its own"
+    assert [own.generation for own in changes.own] == [3]
+    ledger.commit(step_record(3))
+    assert changes.state.committed_step == 3
+
+
+# --- on another machine ---
+
+SPEC = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": 8}}
+JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
+
+
+def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
+    """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
+    machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
+    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", None, 64 * GIB, True)
+    model = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
+    shown: list[str] = []
+    attempt = SimpleNamespace(
+        job=JOB,
+        ledger=ledger,
+        supervision=Supervision(),
+        display=SimpleNamespace(note=shown.append, warning=shown.append),
+        listener=RunListener(),
+        state=state_at_start(ledger, 8, supervised=False),
+        _warn_of_host_memory=lambda *_: None,
+        directory=OutputDirectory(ledger.path.parent),
+    )
+    changes, _, facts = Attempt._plan(cast(Any, attempt), model, 0, hosts)
+    ledger.begin_attempt(0.0, {}, changes.plan.model_dump(by_alias=True), {}, plan_facts=facts)
+    return changes.plan, shown
+
+
+def test_a_changed_plan_is_computed_again_on_another_machine_only(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_disk, "free_bytes", lambda _path: 1 << 50)
+    with Ledger(tmp_path / "other.jsonl") as other:
+        small, _ = begin(other, 24)
+    first, _ = begin(ledger, 140)
+    changed = first.model_copy(update={"generation": 2, "micro_batch_tokens": first.micro_batch_tokens // 2})
+    ledger.record(PlanChangeRecord(change=plan_change(2), plan=changed))
+    assert begin(ledger, 140) == (changed, [])
+    moved, shown = begin(ledger, 24)
+    assert shown == ["Computing the memory plan again: device_memory_bytes 140Gi, now 24Gi"]
+    assert moved.kv_cache_bytes == small.kv_cache_bytes < changed.kv_cache_bytes
+    assert moved.generation == 3
+
+
+# --- before memory runs out ---
+
+
+class Watch(RunListener):
+    """Watches a process whose tensors grow by 4 GiB per step on a GPU of 80 GiB."""
+
+    def __init__(self, prevented: bool) -> None:
+        self.pressures: list[MemoryPressure | None] = []
+        self.warnings: list[str] = []
+        self.asked: list[tuple[str, int]] = []
+        self._prevented = prevented
+        self._warning = EarlyWarning(1_000, self._prevent, self, self.warnings.append)
+
+    def pressure(self, pressure: MemoryPressure | None) -> None:
+        self.pressures.append(pressure)
+
+    def _prevent(self, pressure: MemoryPressure, step: int) -> bool:
+        self.asked.append((pressure.diagnosis.class_name, step))
+        return self._prevented
+
+    def look(self, step: int) -> None:
+        allocated = (10 + 4 * step) * GIB
+        sample = MemorySample(
+            allocated_bytes=allocated,
+            reserved_bytes=allocated,
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=allocated,
+            device_free_bytes=80 * GIB - allocated,
+            device_total_bytes=80 * GIB,
+        )
+        self._warning.look(step, {"policy-0": {"update": sample}})
+
+
+def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
+    watch = Watch(prevented=False)
+    for step in range(1, 15):
+        watch.look(step)
+    assert watch.pressures[0] is None
+    assert watch.pressures[-1] is not None
+    [warned] = watch.warnings
+    assert warned.startswith("MemoryPressure: policy rank 0 is projected to run out of memory")
+    assert "RetainedGraph" in warned
+    assert watch.asked[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
+
+
+def test_a_change_resets_the_forecast() -> None:
+    watch, step = Watch(prevented=True), 0
+    while not watch.asked:
+        step += 1
+        watch.look(step)
+    watch.look(step + 1)
+    assert watch.pressures[-1] is None
+    assert watch.asked == [("RetainedGraph", step + 1)]

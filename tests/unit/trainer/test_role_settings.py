@@ -1,8 +1,10 @@
-"""Settings of the roles, from the manifest and the machine."""
+"""Settings of the roles, from the manifest and the GPUs of the machine."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,80 +14,60 @@ from rljob_api.job import RLJob, RLJobSpec
 from rljob_client.errors import BadInput
 from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.hardware import Machine
+from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import (
-    policy_ranks,
-    role_settings,
-    rollout_engines,
-)
+from rljob_trainer.runtime.role_settings import policy_ranks, role_settings, rollout_engines
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
-PLAN = memory_plan(sync_bucket_bytes=GIB)
 CPU = Machine(gpu_memory_bytes=(), host_memory_bytes=16 * GIB, cores=8)
 TWO_GPUS = Machine(gpu_memory_bytes=(80 * GIB, 80 * GIB), host_memory_bytes=256 * GIB, cores=32)
 
 
 def spec(**changes: dict[str, Any]) -> RLJobSpec:
-    sections: dict[str, Any] = {
-        "model": {"uri": "file:///model"},
-        "task": {"name": "digits"},
-        "algorithm": {"steps": 5},
-    }
+    sections: dict[str, Any] = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}}
+    sections["algorithm"] = {"steps": 5}
     for name, values in changes.items():
         sections[name] = {**sections.get(name, {}), **values}
     return RLJobSpec.model_validate(sections)
 
 
-def settings(
-    device: Any,
-    machine: Machine,
-    parameters: int = 10**9,
-    allocator_environments: dict[Any, dict[str, str]] | None = None,
-    **changes: dict[str, Any],
-) -> Any:
+def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any = None, **changes: Any) -> Any:
+    """Of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
+    device: Any = "cuda" if machine.gpu_memory_bytes else "cpu"
+    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True)
     return role_settings(
         spec(**changes),
-        PLAN,
+        memory_plan(),
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        hosts=RoleHosts(
-            machine, machine, device, 1, 1, "2.13.0", bundles=None, shared_memory_bytes=4 << 30, may_compile=True
-        ),
+        hosts=hosts,
         parameters=parameters,
-        allocator_environments=allocator_environments or {},
+        allocator_environments=environments or {},
     )
 
 
 def test_adapters_get_all_linear_layers_unless_targets_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_trainer.runtime.role_settings.all_targets", lambda _model_dir: ("k_proj", "q_proj"))
-    assert settings("cpu", CPU).policy.lora is None
-    every = settings("cpu", CPU, policy={"lora": {}}).policy.lora
+    assert settings().policy.lora is None
+    every = settings(policy={"lora": {}}).policy.lora
     assert (every.targets, every.rank, every.alpha, every.base_model) == (("k_proj", "q_proj"), 16, 32.0, "/model")
-    of_hub: dict[str, Any] = {
-        "model": {"uri": "hf://org/name"},
-        "policy": {"lora": {"targets": ["v_proj"], "export": "Adapter"}},
-    }
-    some = settings("cpu", CPU, **of_hub).policy.lora
-    assert (some.targets, some.export, some.base_model) == (("v_proj",), "Adapter", "org/name")
+    some = settings(model={"uri": "hf://org/name"}, policy={"lora": {"targets": ["v_proj"], "export": "Adapter"}})
+    found = some.policy.lora
+    assert (found.targets, found.export, found.base_model) == (("v_proj",), "Adapter", "org/name")
 
 
 def test_other_adapters_are_another_job() -> None:
-    def job(**lora: Any) -> RLJob:
-        return RLJob.model_validate({"metadata": {"name": "a"}, "spec": spec(policy=lora).model_dump(by_alias=True)})
+    def of(**lora: Any) -> Any:
+        given = spec(policy=lora).model_dump(by_alias=True)
+        return identity(RLJob.model_validate({"metadata": {"name": "a"}, "spec": given}))
 
-    assert "policy" not in identity(job())
-    assert identity(job()).keys() == {"model", "task", "algorithm"}
-    assert {"files", "cache"}.isdisjoint(identity(job())["task"] | identity(job())["model"])
-    assert identity(job(lora={"rank": 8})) != identity(job(lora={"rank": 4}))
-    assert identity(job(lora={"rank": 8})) == identity(job(lora={"rank": 8, "export": "Adapter"}))
-
-
-def test_the_moments_have_the_type_of_the_manifest() -> None:
-    assert settings("cpu", CPU, policy={"optimizer": {"moments": "int8"}}).policy.moments == "int8"
+    assert of().keys() == {"model", "task", "algorithm"}
+    assert {"files", "cache"}.isdisjoint(of()["task"] | of()["model"])
+    assert of(lora={"rank": 8}) != of(lora={"rank": 4})
+    assert of(lora={"rank": 8}) == of(lora={"rank": 8, "export": "Adapter"})
 
 
 @pytest.mark.parametrize(
@@ -129,35 +111,24 @@ def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> 
         assert policy_ranks(spec(policy=policy)) == rollout_engines(spec(policy=policy)) == ranks
 
 
-def test_on_this_machine_each_rank_shares_its_gpu_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = hosts_on(TWO_GPUS, monkeypatch, gpusPerReplica=2)
-    assert (hosts.device, hosts.ranks) == ("cuda", 2)
-    assert hosts.bundles == ({"GPU": 1, "CPU": 2},) * 2
+def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def placed(machine: Machine, rollout: dict[str, int] | None = None, **policy: int) -> tuple[Any, ...]:
+        hosts = hosts_on(machine, monkeypatch, rollout, **policy)
+        return hosts.device, hosts.ranks, hosts.engine_processes, hosts.bundles
+
+    on_two_gpus = ({"GPU": 1, "CPU": 2},) * 2
+    assert placed(TWO_GPUS, gpusPerReplica=2) == ("cuda", 2, 2, on_two_gpus), "each shared with an engine"
+    assert placed(TWO_GPUS, rollout={}) == ("cuda", 1, 1, on_two_gpus), "one for each"
+    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, None)
 
 
-def test_a_machine_without_gpus_has_the_same_ranks_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = hosts_on(CPU, monkeypatch, gpusPerReplica=2)
-    assert (hosts.device, hosts.ranks, hosts.bundles) == ("cpu", 2, None)
-
-
-def test_more_ranks_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"expected 4 GPUs .* found 2"):
         hosts_on(TWO_GPUS, monkeypatch, replicas=4)
-
-
-def test_engines_of_their_own_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = hosts_on(TWO_GPUS, monkeypatch, rollout={})
-    assert (hosts.device, hosts.ranks, hosts.engine_processes) == ("cuda", 1, 1)
-    assert hosts.bundles == ({"GPU": 1, "CPU": 2},) * 2
     with pytest.raises(BadInput, match=r"expected 3 GPUs \(.* \+ rollout\.replicas × .*\), found 2"):
         hosts_on(TWO_GPUS, monkeypatch, rollout={"gpusPerReplica": 2})
-
-
-def test_a_requested_gpu_that_is_missing_is_refused() -> None:
     with pytest.raises(BadInput, match="--device cpu"):
         CPU.choose_device("cuda")
-    assert CPU.choose_device("auto") == "cpu"
-    assert TWO_GPUS.choose_device("auto") == "cuda"
 
 
 def test_layers_are_compiled_on_a_gpu_unless_torch_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,48 +139,36 @@ def test_layers_are_compiled_on_a_gpu_unless_torch_disables_it(monkeypatch: pyte
     assert not hosts_on(TWO_GPUS, monkeypatch).layers_compiled
 
 
-def test_auto_means_bfloat16_on_a_gpu_and_float32_on_a_cpu_for_both_roles() -> None:
-    assert {settings("cuda", TWO_GPUS).policy.dtype, settings("cuda", TWO_GPUS).rollout.dtype} == {"bfloat16"}
-    assert {settings("cpu", CPU).policy.dtype, settings("cpu", CPU).rollout.dtype} == {"float32"}
-    assert settings("cuda", TWO_GPUS, model={"dtype": "float32"}).policy.dtype == "float32"
+def test_both_roles_have_the_settings_of_the_manifest() -> None:
+    for machine, dtype in ((TWO_GPUS, "bfloat16"), (CPU, "float32")):
+        assert settings(machine).policy.dtype == settings(machine).rollout.dtype == dtype, "Auto"
+    assert settings(TWO_GPUS, model={"dtype": "float32"}).policy.dtype == "float32"
+    changed = settings(algorithm={"temperature": 0.7, "dualClip": 0.0}, policy={"optimizer": {"moments": "int8"}})
+    assert changed.policy.temperature == changed.rollout.temperature == 0.7
+    assert changed.policy.moments == "int8"
+    assert changed.policy.loss.dual_clip is None, "0 is no bound"
 
 
-def test_both_roles_sample_and_score_at_the_same_temperature() -> None:
-    both = settings("cpu", CPU, algorithm={"temperature": 0.7})
-    assert both.policy.temperature == both.rollout.temperature == 0.7
-
-
-def test_a_dual_clip_of_zero_is_no_bound() -> None:
-    assert settings("cpu", CPU, algorithm={"dualClip": 0.0}).policy.loss.dual_clip is None
-
-
-def test_the_engine_may_not_use_expandable_segments() -> None:
-    made = settings("cuda", TWO_GPUS)
+def test_role_processes_have_an_environment_of_their_own() -> None:
+    made = settings(TWO_GPUS)
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments
-
-
-def test_a_given_allocator_environment_replaces_the_default() -> None:
     given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
-    made = settings("cuda", TWO_GPUS, allocator_environments={"policy": given, "rollout": {}})
+    made = settings(TWO_GPUS, environments={"policy": given, "rollout": {}})
     assert made.policy_environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in made.rollout_environment
-
-
-def test_tiny_models_get_one_thread_and_large_ones_the_cores() -> None:
-    assert settings("cpu", CPU, parameters=156_000).policy_environment["OMP_NUM_THREADS"] == "1"
-    assert settings("cpu", CPU).policy_environment["OMP_NUM_THREADS"] == "8"
+    for parameters, threads in ((156_000, "1"), (10**9, "8")):  # a tiny model, and a large one
+        assert settings(parameters=parameters).policy_environment["OMP_NUM_THREADS"] == threads
 
 
 def test_an_engine_generates_its_share_of_a_step_at_once_up_to_a_bound() -> None:
-    assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 9, "groupSize": 4}), engines=2) == 20
+    few = {"promptsPerStep": 9, "groupSize": 4}
+    assert max_concurrent_sequences(spec(algorithm=few), engines=2) == 20
     assert max_concurrent_sequences(spec(algorithm={"promptsPerStep": 512}), engines=1) == 256
-    partial = {"promptsPerStep": 9, "groupSize": 4, "maxStaleness": 1, "partialRolloutPrompts": 2}
-    apart = spec(algorithm={"promptsPerStep": 9}).model_dump(mode="json", by_alias=True, exclude_none=True)
-    apart |= {"topology": "Disaggregated", "algorithm": apart["algorithm"] | partial}
-    assert max_concurrent_sequences(RLJobSpec.model_validate(apart), engines=2) == 24, (
-        "the groups that a step leaves count as well"
-    )
+    apart = spec(algorithm=few).model_dump(mode="json", by_alias=True, exclude_none=True)
+    apart |= {"topology": "Disaggregated"}
+    apart["algorithm"] |= {"maxStaleness": 1, "partialRolloutPrompts": 2}
+    assert max_concurrent_sequences(RLJobSpec.model_validate(apart), engines=2) == 24, "with the groups that it leaves"
     assert max_concurrent_sequences(spec(rollout={"maxConcurrentSequences": 3}), engines=1) == 3
 
 
@@ -217,5 +176,76 @@ def test_processes_of_an_engine_get_the_sequences_of_the_whole_engine() -> None:
     job: dict[str, Any] = {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 2}}
     job["algorithm"] = {"promptsPerStep": 8, "groupSize": 4}
     assert rollout_engines(spec(**job)) == 2
-    made = settings("cpu", CPU, **job).rollout
+    made = settings(**job).rollout
     assert (made.tensor_parallel_size, made.max_num_seqs) == (2, 4 * 4)
+
+
+UUIDS = ["GPU-8f1c2b1e-1111-2222-3333-444455556666", "GPU-0f1c2b1e-1111-2222-3333-444455556666"]
+MIG = "MIG-9c0d0a1b-aaaa-bbbb-cccc-ddddeeeeffff"
+MEMORY = {UUIDS[0]: 80 * GIB, UUIDS[1]: 40 * GIB, MIG: 10 * GIB}
+
+
+@pytest.fixture(params=[None])
+def visible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """CUDA_VISIBLE_DEVICES, on a machine with two GPUs and a part of one."""
+
+    class NVMLError(Exception):
+        pass
+
+    def by_uuid(uuid: str) -> str:
+        if uuid not in MEMORY:
+            raise NVMLError
+        return uuid
+
+    nvml: Any = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: UUIDS[index],
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUUID=lambda handle: handle,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200" if handle == UUIDS[0] else "NVIDIA A100",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=MEMORY[handle]),
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0) if handle == UUIDS[0] else (8, 0),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", request.param or "")
+    if request.param is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    value: str | None = request.param
+    return value
+
+
+@pytest.mark.parametrize(
+    ("visible", "gib", "capability"),
+    [
+        (None, (80, 40), (8, 0)),  # the lowest
+        ("0", (80,), (9, 0)),
+        ("1, 0", (40, 80), (8, 0)),
+        (f"{UUIDS[1]},{UUIDS[0]}", (40, 80), (8, 0)),
+        ("GPU-0f1c", (40,), (8, 0)),
+        (MIG, (10,), (8, 0)),
+        ("", (), None),
+        ("-1", (), None),
+        ("0,-1,1", (80,), (9, 0)),
+        ("NoDevFiles", (), None),
+    ],
+    indirect=["visible"],
+)
+def test_visible_gpus_are_found_by_every_name(
+    visible: str | None, gib: tuple[int, ...], capability: tuple[int, int] | None
+) -> None:
+    machine = this_machine()
+    assert machine.gpu_memory_bytes == tuple(n * GIB for n in gib)
+    assert machine.gpu_capability == capability
+    assert machine.choose_device("auto") == ("cuda" if gib else "cpu")
+    if visible is None:  # text with every version of the bindings
+        assert [gpu.name for gpu in visible_gpus()] == ["NVIDIA H200", "NVIDIA A100"]
+
+
+@pytest.mark.parametrize("visible", ["2", "cuda:0", "GPU-ffff", "GPU-", "MIG-ffff"], indirect=True)
+def test_a_name_of_no_gpu_is_refused_unless_the_cpu_is_chosen(visible: str) -> None:
+    with pytest.raises(BadInput, match=f"indices below 2.*found '{visible}'.*nvidia-smi -L"):
+        this_machine()
+    assert this_machine(gpus=False).gpu_memory_bytes == ()

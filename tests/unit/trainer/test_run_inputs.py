@@ -34,6 +34,20 @@ def model(directory: Path, weights: float = 0.0) -> Path:
     return directory
 
 
+class Job:
+    """A job whose reward is in the module `name` of a directory."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        spec = TaskSpec.model_validate({"name": "digits", "reward": f"{name}:reward"})
+        self._source = RewardSource(spec, directory, 0)
+        self._task = Task("digits", items("a"), self._source.load(), PromptFormat(Tokenizer()), 8, 0)
+        self._model = model(directory / "model")
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return run_inputs(self._task, self._source, self._model)
+
+
 def test_the_order_the_number_and_the_records_of_items_count() -> None:
     whole = data_digest(items("a", "b"))
     assert whole == data_digest(items("a", "b"))
@@ -42,9 +56,14 @@ def test_the_order_the_number_and_the_records_of_items_count() -> None:
     assert len({data_digest(each)["sha256"] for each in others} | {whole["sha256"]}) == 5
 
 
-def test_records_with_values_of_other_types_have_a_repeatable_digest() -> None:
+def test_records_with_any_values_have_a_repeatable_digest() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
     def digest() -> Any:
-        return data_digest([Item("a", {"object": object(), "array": np.zeros(2)})])
+        values = (deep, 10**5000, "\ud83d", float("nan"), object(), np.zeros(2))
+        return data_digest([Item("a\ud83d", {"x": value}) for value in values])
 
     assert digest() == digest()
 
@@ -82,17 +101,14 @@ def test_a_changed_module_of_the_reward_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "reward_of_inputs.py").write_text(
         "from helper_of_inputs import OFFSET\ndef reward(answer, record):\n    return OFFSET\n"
     )
-    spec = TaskSpec.model_validate({"name": "digits", "reward": "reward_of_inputs:reward"})
-    source = RewardSource(spec, tmp_path, 0)
-    task = Task("digits", items("a"), source.load(), PromptFormat(Tokenizer()), 8, 0)
-    before = run_inputs(task, source, model(tmp_path / "model"))
+    job = Job(tmp_path, "reward_of_inputs")
+    before = job.inputs
     assert set(before["reward code"]) == {"helper_of_inputs.py", "reward_of_inputs.py"}
     link.unlink()
     link.symlink_to(tmp_path / "..2" / link.name)
-    assert changed_inputs(before, run_inputs(task, source, tmp_path / "model")) == []
+    assert changed_inputs(before, job.inputs) == []
     link.write_text("OFFSET = 2\n")
-    after = run_inputs(task, source, tmp_path / "model")
-    assert changed_inputs(before, after) == ["reward code (helper_of_inputs.py)"]
+    assert changed_inputs(before, job.inputs) == ["reward code (helper_of_inputs.py)"]
 
 
 def test_inputs_that_were_not_recorded_do_not_count() -> None:
@@ -102,31 +118,21 @@ def test_inputs_that_were_not_recorded_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "changes"),
+    ("source", "counts"),
     [
-        ("# checked\ndef reward(answer,  record):\n    return (1)  # always\n", []),
-        ("def reward(answer, record):\n    return 2\n", ["reward code (commented_reward.py)"]),
-        ('"""Rewards."""\ndef reward(answer, record):\n    return 1\n', ["reward code (commented_reward.py)"]),
-        ("def reward(answer, record)\n", ["reward code (commented_reward.py)"]),
+        ("# checked\ndef reward(answer,  record):\n    return (1)  # always\n", False),
+        ("def reward(answer, record):\n    return 2\n", True),
+        ('"""Rewards."""\ndef reward(answer, record):\n    return 1\n', True),
+        ("def reward(answer, record)\n", True),
     ],
 )
-def test_comments_and_formatting_of_the_reward_do_not_count(source: str, changes: list[str], tmp_path: Path) -> None:
+def test_comments_and_formatting_of_the_reward_do_not_count(source: str, counts: bool, tmp_path: Path) -> None:
     file = tmp_path / "commented_reward.py"
     file.write_text("def reward(answer, record):\n    return 1\n")
-    spec = TaskSpec.model_validate({"name": "digits", "reward": "commented_reward:reward"})
-    task_source = RewardSource(spec, tmp_path, 0)
-    task = Task("digits", items("a"), task_source.load(), PromptFormat(Tokenizer()), 8, 0)
-    before = run_inputs(task, task_source, model(tmp_path / "model"))
+    job = Job(tmp_path, "commented_reward")
+    before = job.inputs
     file.write_text(source)
-    after = run_inputs(task, task_source, tmp_path / "model")
-    assert changed_inputs(before, after) == changes
+    named = ["reward code (commented_reward.py)"]
+    assert changed_inputs(before, job.inputs) == (named if counts else [])
     earlier_version = {name: digests for name, digests in before.items() if name != "reward syntax"}
-    assert changed_inputs(earlier_version, after) == ["reward code (commented_reward.py)"]
-
-
-def test_records_that_json_cannot_express_have_a_digest() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    records: list[dict[str, Any]] = [{"x": deep}, {"x": 10**5000}, {"x": "\ud83d"}, {"x": float("nan")}]
-    assert data_digest([Item("a\ud83d", record) for record in records])["items"] == 4
+    assert changed_inputs(earlier_version, job.inputs) == named

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import steady_environment
 from rljob_trainer.roles.warm import setup_worker, start
-from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences, obstacle_to_forks
+from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences
 
 # The real imports take seconds; `json` stands for them.
 _SERVE = """
@@ -89,6 +88,11 @@ def report(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+def printed_pid(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
 def wait_until_gone(pid: int) -> None:
     deadline = Deadline(PATIENCE_SECONDS)
     while psutil.pid_exists(pid):
@@ -117,34 +121,25 @@ def test_the_started_process_ends_as_its_fork_does(warm: start.WarmStart, tmp_pa
     assert not psutil.Process(warm.processes[0].pid).children()  # no zombie
 
 
-def test_a_fork_ends_with_the_started_process(warm: start.WarmStart, tmp_path: Path) -> None:
+def test_a_fork_ends_with_the_started_process_or_its_server(warm: start.WarmStart, tmp_path: Path) -> None:
     process = worker(warm.directory, tmp_path, _WAIT)
-    assert process.stdout is not None
-    fork = int(process.stdout.readline())
+    fork = printed_pid(process)
     process.kill()
     wait_until_gone(fork)
-
-
-def test_without_its_server_a_fork_ends_and_the_next_starts_cold(warm: start.WarmStart, tmp_path: Path) -> None:
     process = worker(warm.directory, tmp_path, _WAIT)
-    assert process.stdout is not None
-    fork = int(process.stdout.readline())
+    fork = printed_pid(process)
     warm.processes[0].kill()
     warm.processes[0].wait()
     assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     wait_until_gone(fork)
     following = worker(warm.directory, tmp_path, _REPORT)
-    assert report(following)["pid"] == following.pid
+    assert report(following)["pid"] == following.pid, "it starts cold"
 
 
-def test_variables_that_imports_read_start_a_process_cold(warm: start.WarmStart, tmp_path: Path) -> None:
+def test_processes_start_cold_if_a_fork_would_differ(warm: start.WarmStart, tmp_path: Path) -> None:
+    """Because of a variable that imports read, or of a server that has threads."""
     process = worker(warm.directory, tmp_path, _REPORT, TORCH_COMPILE_DISABLE="1")
     assert report(process)["pid"] == process.pid
-
-
-def test_a_server_that_has_threads_forks_nothing(
-    monkeypatch: pytest.MonkeyPatch, warm: start.WarmStart, tmp_path: Path
-) -> None:
     threaded = start.WarmStart(["rollout"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
     assert threaded.processes[0].wait(PATIENCE_SECONDS) == 1
     assert "1 threads" in (threaded.directory / "rollout.log").read_text()
@@ -153,21 +148,19 @@ def test_a_server_that_has_threads_forks_nothing(
     threaded.end()
 
 
+_START_SERVERS = f"""
+import os
+from rljob_trainer.roles.warm import start
+start._SERVE = {_SERVE!r}
+print(start.WarmStart(["policy"], "cpu", os.environ).processes[0].pid, flush=True)
+input()
+"""
+
+
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    program = (
-        "import os; from rljob_trainer.roles.warm import start\n"
-        f"start._SERVE = {_SERVE!r}\n"
-        "print(start.WarmStart(['policy'], 'cpu', os.environ).processes[0].pid, flush=True); input()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert process.stdout is not None
-    server = int(process.stdout.readline())
+    command, environment = [sys.executable, "-c", _START_SERVERS], os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    server = printed_pid(process)
     process.kill()
     process.communicate()
     wait_until_gone(server)
@@ -193,14 +186,3 @@ def test_only_variables_that_imports_ignore_may_differ() -> None:
     given = {"HOME": "/root", "RAY_JOB_ID": "1", "PYTORCH_CUDA_ALLOC_CONF": "x", "NCCL_NVLS_ENABLE": "0"}
     assert differences(given, own) == ["VLLM_LOGGING_LEVEL"]
     assert differences(own | {"LD_PRELOAD": "x.so"}, own) == ["LD_PRELOAD"]
-
-
-def test_a_process_with_threads_is_an_obstacle() -> None:
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    try:
-        assert "threads" in str(obstacle_to_forks())
-    finally:
-        ended.set()
-        thread.join()

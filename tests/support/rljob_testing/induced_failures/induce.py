@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rljob_testing.bounded_process import run_for
 from rljob_testing.induced_failures.card import LOCK_VARIABLE, SECONDS_VARIABLE
 from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, Program
 from rljob_testing.induced_failures.recorded_evidence import pack
+from rljob_testing.machine import run_for
 
 DIAGNOSE_SECONDS = 60
+LONGEST_SECONDS = 300
+"""Of a program, with its wait for the GPU."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -34,12 +36,12 @@ class Row:
     note: str = ""
 
 
-def induce(program: Program, output: Path, deadline: float) -> Row:
+def induce(program: Program, output: Path) -> Row:
     """Run `program` and diagnose its evidence. Problems go into the row."""
     folder = output / "failures" / str(program.failure_class) / program.name
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    exit_code = run(program, folder, max(deadline - begun, 1.0), output / "gpu.lock")
+    exit_code = run(program, folder, output / "gpu.lock")
     seconds = round(time.monotonic() - begun, 1)
     log = (folder / "logs" / "program.log").read_text(errors="replace").strip().splitlines()
     last_line = log[-1][:200] if log else ""
@@ -58,12 +60,12 @@ def induce(program: Program, output: Path, deadline: float) -> Row:
     return Row(row.induced, row.program, "failed", seconds, diagnoses)
 
 
-def run(program: Program, folder: Path, seconds: float, lock: Path) -> int | None:
-    """Exit code of the program; None if it was killed after `seconds`."""
+def run(program: Program, folder: Path, lock: Path) -> int | None:
+    """Exit code of the program; None if it was killed because it took too long."""
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     environment |= {LOCK_VARIABLE: str(lock), SECONDS_VARIABLE: str(program.seconds), **program.variables}
     command = [sys.executable, "-m", "rljob_testing.induced_failures", program.title, str(folder)]
-    return run_for(command, folder / "logs" / "program.log", seconds, environment)
+    return run_for(command, folder / "logs" / "program.log", LONGEST_SECONDS, environment)
 
 
 def diagnose(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence import read_evidence
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_testing.device import device
+from rljob_testing.machine import device
 from rljob_testing.repository import ROOT
 
 LARGEST_LOG_CHARACTERS = 6_000

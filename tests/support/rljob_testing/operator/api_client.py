@@ -15,44 +15,20 @@ import yaml
 Object = dict[str, Any]
 Parameters = ParamSpec("Parameters")
 
-_CORE = {
-    "namespaces",
-    "nodes",
-    "pods",
-    "services",
-    "configmaps",
-    "secrets",
-    "serviceaccounts",
-    "persistentvolumeclaims",
-    "events",
-    "resourcequotas",
-}
-_GROUPS = {
-    "rljobs": "rljob.dev/v1alpha1",
-    "stepreports": "rljob.dev/v1alpha1",
-    "networkpolicies": "networking.k8s.io/v1",
-    "roles": "rbac.authorization.k8s.io/v1",
-    "rolebindings": "rbac.authorization.k8s.io/v1",
-    "clusterroles": "rbac.authorization.k8s.io/v1",
-    "clusterrolebindings": "rbac.authorization.k8s.io/v1",
-    "customresourcedefinitions": "apiextensions.k8s.io/v1",
-    "validatingadmissionpolicies": "admissionregistration.k8s.io/v1",
-    "validatingadmissionpolicybindings": "admissionregistration.k8s.io/v1",
-    "validatingwebhookconfigurations": "admissionregistration.k8s.io/v1",
-    "leases": "coordination.k8s.io/v1",
-    "podgroups": "scheduling.volcano.sh/v1beta1",
-    "rayclusters": "ray.io/v1",
-}
-_CLUSTER_SCOPED = {
-    "namespaces",
-    "nodes",
-    "clusterroles",
-    "clusterrolebindings",
-    "customresourcedefinitions",
-    "validatingadmissionpolicies",
-    "validatingadmissionpolicybindings",
+_RESOURCES = {
+    "v1": "namespaces nodes pods services configmaps secrets events "
+    "serviceaccounts persistentvolumeclaims resourcequotas",
+    "rljob.dev/v1alpha1": "rljobs stepreports",
+    "networking.k8s.io/v1": "networkpolicies",
+    "rbac.authorization.k8s.io/v1": "roles rolebindings clusterroles clusterrolebindings",
+    "apiextensions.k8s.io/v1": "customresourcedefinitions",
+    "admissionregistration.k8s.io/v1": "validatingadmissionpolicies validatingadmissionpolicybindings "
     "validatingwebhookconfigurations",
+    "coordination.k8s.io/v1": "leases",
+    "scheduling.volcano.sh/v1beta1": "podgroups",
+    "ray.io/v1": "rayclusters",
 }
+_GROUPS = {plural: group for group, plurals in _RESOURCES.items() for plural in plurals.split()}
 
 
 class ApiError(Exception):
@@ -192,9 +168,10 @@ class ApiClient:
 
 
 def _path(resource: str, namespace: str | None, name: str = "") -> str:
-    base = "/api/v1" if resource in _CORE else f"/apis/{_GROUPS[resource]}"
-    within = f"/namespaces/{namespace}" if namespace and resource not in _CLUSTER_SCOPED else ""
-    return f"{base}{within}/{resource}" + (f"/{name}" if name else "")
+    group = _GROUPS[resource]
+    is_cluster_scoped = resource.startswith(("namespaces", "nodes", "cluster", "custom", "validating"))
+    within = f"/namespaces/{namespace}" if namespace and not is_cluster_scoped else ""
+    return f"/{'api' if group == 'v1' else 'apis'}/{group}{within}/{resource}" + (f"/{name}" if name else "")
 
 
 def _pem(section: Object, field: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The operator's identity on an API server: its ServiceAccount with exactly the permissions of the chart."""
+"""The operator's ServiceAccount with exactly the permissions of the chart, and files of other projects' Go modules."""
 
 from __future__ import annotations
 
@@ -61,3 +61,24 @@ def token_of(api: ApiClient, namespace: str, service_account: str, pod: dict[str
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     answer = api.create_below("serviceaccounts", service_account, "token", request, namespace)
     return str(answer["status"]["token"])
+
+
+KUEUE = ("sigs.k8s.io/kueue@v0.19.0", "config/components/crd/bases/*.yaml")
+VOLCANO = ("volcano.sh/volcano@v1.10.0", "config/crd/volcano/bases/scheduling.volcano.sh_*.yaml")
+
+
+class ModuleUnavailable(Exception):
+    """Go is not installed, or the module cannot be downloaded; the message names which."""
+
+
+def module_files(module: str, pattern: str) -> list[Path]:
+    """Files of `module` (path@version) by a glob. The module is downloaded into Go's cache if necessary."""
+    command = ["go", "mod", "download", "-json", module]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModuleUnavailable(f"{' '.join(command)}: {error}") from None
+    answer = json.loads(done.stdout or "{}")
+    if "Dir" not in answer:
+        raise ModuleUnavailable(f"{' '.join(command)}: {answer.get('Error', done.stderr.strip())}")
+    return sorted(Path(answer["Dir"]).glob(pattern))

@@ -11,9 +11,8 @@ import httpx
 
 from rljob_testing.operator.api_client import ApiClient, ApiError
 from rljob_testing.operator.eventually import EFFECT_SECONDS
-from rljob_testing.operator.fault_proxy import FaultProxy
+from rljob_testing.operator.fault_proxy import FaultProxy, RecordedRequest
 from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.recorded_request import RecordedRequest
 from rljob_testing.operator.watched_job import WatchedJob
 
 OPERATOR_NAMESPACE = "rljob-system"

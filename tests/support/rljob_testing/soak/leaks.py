@@ -160,8 +160,8 @@ def _of_containers(cluster: SoakCluster) -> Iterator[tuple[str, str]]:
         snapshots = ids_in(_snapshots(cluster, node), _CONTAINER_ID)
         yield from (("snapshot", id_) for line, id_ in snapshots if "Active" in line)
         for path in (cluster.layout.node(node).state / "addresses").glob("*/*.*.*.*"):
-            if (text := _text(path)) is not None:
-                yield f"address {path.name}", text.partition("\n")[0].strip()
+            with suppress(FileNotFoundError):
+                yield f"address {path.name}", path.read_text().partition("\n")[0].strip()
 
 
 def _network_namespaces() -> list[str]:
@@ -176,27 +176,16 @@ def _mounts(cluster: SoakCluster) -> str:
 
 def _files_of_pods(folder: Path) -> Iterable[Path]:
     for path in folder.iterdir():
-        try:
+        with suppress(FileNotFoundError):
             if path.lstat().st_uid == _USER_OF_PODS:
                 yield path
-        except FileNotFoundError:
-            continue
 
 
 def _size(file: Path) -> int:
     """0 if the file is gone."""
-    try:
+    with suppress(FileNotFoundError):
         return file.lstat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
-
-
-def _text(file: Path) -> str | None:
-    """None if the file is gone."""
-    try:
-        return file.read_text()
-    except FileNotFoundError:
-        return None
+    return 0
 
 
 def _ctr(cluster: SoakCluster, node: Node, *words: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from rljob_client.run_directory.records import FaultRecord, StepRecord
 from rljob_testing.cluster.job_status import condition, holds, status
 from rljob_testing.soak.faults import Fault
-from rljob_testing.soak.job_stream import JobOutcome
+from rljob_testing.soak.jobs import JobOutcome
 
 _MAY_GROW_BYTES = 64 << 20
 """Growth of the disk in use that is allowed: logs of pods that still exist."""
@@ -68,8 +68,8 @@ def problems(soak: Soak) -> list[str]:
 def row(soak: Soak) -> Row:
     """The recorded row."""
     jobs = [_job(outcome) for outcome in soak.outcomes]
-    faults = [_fault(fault, soak.outcomes) for fault in soak.faults]
     changes = [change for outcome in soak.outcomes for change in status(outcome.job).get("planChanges", [])]
+    waits = ((fault.kind, seconds_to_next_step(fault, soak.outcomes)) for fault in soak.faults)
     return {
         "seed": soak.seed,
         "minutes_of_faults": soak.minutes,
@@ -84,15 +84,13 @@ def row(soak: Soak) -> Row:
         "injected_failures": dict(Counter(name for job in jobs for name in job["failures"])),
         "attempts": dict(Counter(reason for job in jobs for reason in job["attempts"])),
         "plan_changes": dict(Counter(change["remedy"]["setting"] for change in changes)),
-        "recovery_seconds_by_fault": _by((fault["kind"], fault["seconds_to_next_step"]) for fault in faults),
+        "recovery_seconds_by_fault": _by(waits),
         "recovery_seconds_by_level": _by((change["level"], change.get("secondsToRecover")) for change in changes),
         "hostile_objects": dict(soak.hostile_objects),
         "leaks": list(soak.leaks),
         "problems": problems(soak),
         "disk_bytes": [soak.before.disk_bytes, soak.after.disk_bytes],
         "operator_bytes": [soak.before.operator_bytes, soak.after.operator_bytes],
-        "each_job": jobs,
-        "each_fault": faults,
     }
 
 
@@ -122,20 +120,14 @@ def _problems_of_job(outcome: JobOutcome) -> list[str]:
 
 
 def _job(outcome: JobOutcome) -> Row:
-    seen = status(outcome.job)
     ended = next((kind for kind in ("Complete", "Failed") if holds(kind)(outcome.job)), "Unfinished")
     given = [f"{record.fault_class}@{record.phase}" for record in outcome.ledger if isinstance(record, FaultRecord)]
-    spec = outcome.job["spec"]
     return {
-        "name": outcome.name,
-        "kind": _kind(spec),
+        "kind": _kind(outcome.job["spec"]),
         "ended": ended,
         "steps": len(_commits(outcome)),
-        "gpus": spec["policy"]["gpusPerReplica"],
-        "seconds": round(outcome.seconds, 1),
         "failures": given,
-        "attempts": [attempt.get("reason", "Unfinished") for attempt in seen.get("attempts", [])],
-        "plan_changes": [change["remedy"]["setting"] for change in seen.get("planChanges", [])],
+        "attempts": [attempt.get("reason", "Unfinished") for attempt in status(outcome.job).get("attempts", [])],
     }
 
 
@@ -162,16 +154,6 @@ def _by_kind(jobs: Sequence[Row]) -> Row:
             "injected_failures": sum(len(job["failures"]) for job in alike),
         }
         for kind, alike in sorted(found.items())
-    }
-
-
-def _fault(fault: Fault, outcomes: Sequence[JobOutcome]) -> Row:
-    seconds = seconds_to_next_step(fault, outcomes)
-    return {
-        "kind": fault.kind,
-        "target": fault.target,
-        "jobs": list(fault.jobs),
-        "seconds_to_next_step": None if seconds is None else round(seconds, 1),
     }
 
 

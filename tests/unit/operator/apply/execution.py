@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,28 +14,35 @@ from rljob_operator.labels import FINALIZER
 from rljob_operator.observation import Observation
 from rljob_operator.reconcile.desired import Desired, EventNote
 from rljob_operator.reconcile.observed import Observed
-from tests.unit.operator.kube.scripted_api_server import ScriptedApiServer, Serving, nothing, play
+from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
 Object = dict[str, Any]
-Step = Callable[[Executor], Any]
+Script = Sequence[tuple[str, str, Answer]]
+"""Methods, ends of paths, and the answers to such requests."""
 
 UID = "job-uid"
-JOB = "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/sums"
-PODS = "/api/v1/namespaces/research/pods"
-CLAIMS = "/api/v1/namespaces/research/persistentvolumeclaims"
 OWNER = {"kind": "RLJob", "name": "sums", "uid": UID, "controller": True}
 
 
 def manifest(kind: str, name: str, attempt: str = "1", **content: Any) -> Object:
+    version = {"StepReport": "rljob.dev/v1alpha1", "Role": "rbac.authorization.k8s.io/v1"}
     labels = {"rljob.dev/attempt": attempt}
     return {
-        "apiVersion": "rljob.dev/v1alpha1" if kind == "StepReport" else "v1",
+        "apiVersion": version.get(kind.removesuffix("Binding"), "v1"),
         "kind": kind,
         "metadata": {"name": name, "namespace": "research", "labels": labels, "ownerReferences": [OWNER]},
     } | content
 
 
-def observation(finalizers: tuple[str, ...] = (FINALIZER,), **known: Any) -> Observation:
+def existing(kind: str, name: str, owners: Sequence[Object], **metadata: Any) -> Script:
+    """An object that exists, with these owners."""
+    found = manifest(kind, name, status={})
+    found["metadata"] |= {"uid": "object-uid", "ownerReferences": list(owners)} | metadata
+    plural = f"/{kind.lower()}s"
+    return [("POST", plural, refusal(409, "AlreadyExists")), ("GET", f"{plural}/{name}", Answer(body=found))]
+
+
+def observed(**known: Any) -> Observed:
     facts: Object = {
         "job": None,
         "namespace": "research",
@@ -44,12 +51,19 @@ def observation(finalizers: tuple[str, ...] = (FINALIZER,), **known: Any) -> Obs
         "generation": 1,
         "created_at": datetime(2026, 1, 2, tzinfo=UTC),
         "deleting": False,
-        "has_finalizer": FINALIZER in finalizers,
+        "has_finalizer": True,
         "pods": (),
         "step_report": None,
         "nodes": (),
     }
-    return Observation(lambda: Observed(**facts | known), "10", finalizers, lambda: {"step": 2, "reward": 0.5})
+    return Observed(**facts | known)
+
+
+def observation(finalizers: tuple[str, ...] = (FINALIZER,), status: Object | None = None, **known: Any) -> Observation:
+    stored = {"step": 2, "reward": 0.5} if status is None else status
+    return Observation(
+        lambda: observed(has_finalizer=FINALIZER in finalizers, **known), "10", finalizers, lambda: stored
+    )
 
 
 class Recorded(EventRecorder):
@@ -63,18 +77,17 @@ class Recorded(EventRecorder):
 
 
 class Run:
-    """The writes, the observations, the notes and the last error of a run."""
+    """The requests, the observations, the notes and the last error of a run, which has the type `fails`."""
 
     def __init__(
-        self, steps: list[tuple[Desired, Observation]], script: Callable[[ScriptedApiServer], None] = nothing
+        self, steps: Sequence[tuple[Desired, Observation]], script: Script = (), fails: type[Exception] | None = None
     ) -> None:
         self.seen: list[Object] = []
         self.error: Exception | None = None
         recorder = Recorded()
 
         async def story(serving: Serving) -> None:
-            retry = RetryPolicy(attempts=2, first_seconds=0.001)
-            client = ApiClient(serving.connection, concurrency=1, retry=retry)
+            client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=2, first_seconds=0.001))
             executor = Executor(client, recorder, self.seen.append)
             for desired, state in steps:
                 try:
@@ -83,11 +96,31 @@ class Run:
                     self.error = error
             await client.close()
 
-        server = play(story, script)
+        server = play(story, scripted(script))
+        assert isinstance(self.error, fails or type(None)), self.error
         self.asked = server.asked
         self.writes = server.writes()
         self.notes = recorder.notes
 
+    @property
+    def methods(self) -> list[str]:
+        return [asked.method for asked in self.asked]
 
-def execute(desired: Desired, state: Observation | None = None, script: Any = nothing) -> Run:
-    return Run([(desired, state or observation())], script)
+    @property
+    def written(self) -> list[str]:
+        """Last parts of the paths of writes."""
+        return [path.rpartition("/")[2] for _, path in self.writes]
+
+
+def scripted(script: Script) -> Any:
+    def prepare(server: ScriptedApiServer) -> None:
+        for rule in script:
+            server.answer(*rule)
+
+    return prepare
+
+
+def execute(
+    desired: Desired, state: Observation | None = None, script: Script = (), fails: type[Exception] | None = None
+) -> Run:
+    return Run([(desired, state or observation())], script, fails)

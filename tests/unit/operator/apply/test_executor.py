@@ -1,136 +1,217 @@
-"""Writes that carry out a decision: their order, preconditions and refusals."""
+"""Writes that carry out a decision: order, preconditions, refusals, and objects that do not belong to the job."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
-from rljob_operator.apply.executor import Executor, JobGone, MissingObject
+from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
+from rljob_operator.apply.ownership import ForeignObject, LeftBehind
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden
+from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.observation import Observation
 from rljob_operator.reconcile.bug_report import report_bug
 from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject
 from tests.unit.operator.apply.execution import (
-    JOB,
-    PODS,
+    OWNER,
     UID,
+    Object,
     Recorded,
     Run,
+    Script,
     execute,
+    existing,
     manifest,
     observation,
 )
-from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, nothing, play, refusal
+from tests.unit.operator.kube.scripted_api_server import Answer, Serving, play, refusal
+
+BASE = "/api/v1/namespaces/research"
+JOB = "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/sums"
+STATUS = ("PATCH", f"{JOB}/status")
+REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
+POD = manifest("Pod", "p")
+COMPLETED = EventNote("Normal", "JobCompleted", "all steps are committed")
+STEP_3 = RLJobStatus(step=3)
 
 
 def test_writes_come_in_the_order_of_the_fields() -> None:
-    note = EventNote("Normal", "JobCompleted", "all steps are committed")
     desired = Desired(
         finalizer=True,
+        claim="rljob-system/rljob",
         apply=(manifest("ConfigMap", "sums-rljob"),),
         create=(manifest("StepReport", "sums"), manifest("Pod", "sums-controller")),
         delete_pods=(PodDeletion("sums-policy-0", "u0"),),
-        status=RLJobStatus(step=3),
-        events=(note,),
+        status=STEP_3,
+        events=(COMPLETED,),
     )
     run = execute(desired, observation(finalizers=("other",)))
-    assert run.error is None
     assert run.writes == [
         ("PATCH", JOB),
-        ("POST", "/api/v1/namespaces/research/configmaps"),
+        ("POST", f"{BASE}/configmaps"),
         ("POST", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports"),
-        ("POST", PODS),
-        ("DELETE", f"{PODS}/sums-policy-0"),
-        ("PATCH", f"{JOB}/status"),
+        ("POST", f"{BASE}/pods"),
+        ("DELETE", f"{BASE}/pods/sums-policy-0"),
+        STATUS,
     ]
-    assert run.asked[0].body["metadata"]["finalizers"] == ["other", FINALIZER]
-    assert run.notes == [note]
+    assert run.asked[0].body["metadata"] == {
+        "annotations": {"rljob.dev/operator": "rljob-system/rljob"},
+        "finalizers": ["other", FINALIZER],
+        "resourceVersion": "10",
+    }
+    assert run.notes == [COMPLETED]
 
 
 def test_objects_are_written_at_once_and_pods_after_all_of_them() -> None:
     """A RoleBinding follows its Role: the API server refuses one whose Role does not exist."""
-
-    def slowly(server: ScriptedApiServer) -> None:
-        for end in ("/configmaps", "/roles", "/stepreports"):
-            server.answer("POST", end, Answer(201, {"metadata": {"uid": "u"}}, after_seconds=0.05))
-
-    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    slow = Answer(201, {"metadata": {"uid": "u"}}, after_seconds=0.05)
+    kinds = ("ConfigMap", "Role", "RoleBinding", "Service")
     run = execute(
         Desired(
-            apply=(
-                manifest("ConfigMap", "sums-rljob"),
-                manifest("Role", "sums-rljob", **rbac),
-                manifest("RoleBinding", "sums-rljob", **rbac),
-                manifest("Service", "sums-controller"),
-            ),
+            apply=tuple(manifest(kind, "sums") for kind in kinds),
             create=(manifest("StepReport", "sums"), manifest("Pod", "p0"), manifest("Pod", "p1")),
         ),
-        script=slowly,
+        script=[("POST", end, slow) for end in ("/configmaps", "/roles", "/stepreports")],
     )
-    assert run.error is None
-    kinds = [path.rsplit("/", 1)[-1] for _, path in run.writes]
-    assert set(kinds[:4]) == {"configmaps", "roles", "services", "stepreports"}
-    assert kinds[4:] == ["rolebindings", "pods", "pods"]
-
-
-def test_a_workload_that_is_gone_is_as_good_as_deleted() -> None:
-    workloads = "/apis/kueue.x-k8s.io/v1beta2/namespaces/research/workloads"
-    run = execute(
-        Desired(delete_workloads=("sums-rljob-1", "sums-rljob-2")),
-        script=lambda server: server.answer("DELETE", "/sums-rljob-1", refusal(404, "NotFound")),
-    )
-    assert run.error is None
-    assert run.writes == [("DELETE", f"{workloads}/sums-rljob-1"), ("DELETE", f"{workloads}/sums-rljob-2")]
+    assert set(run.written[:4]) == {"configmaps", "roles", "services", "stepreports"}
+    assert run.written[4:] == ["rolebindings", "pods", "pods"]
 
 
 def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
-    run = execute(Desired(status=RLJobStatus(step=3), finalizer=False), observation(finalizers=("a", FINALIZER)))
+    run = execute(Desired(status=STEP_3, finalizer=False), observation(finalizers=("a", FINALIZER)))
     status, finalizers = (asked.body for asked in run.asked)
     assert status["metadata"] == {"resourceVersion": "10"}
-    assert status["status"]["step"] == 3
-    assert status["status"]["reward"] is None, "what the new status does not have goes"
-    assert finalizers["metadata"] == {
-        "resourceVersion": run.seen[0]["metadata"]["resourceVersion"],
-        "finalizers": ["a"],
-    }
+    assert (status["status"]["step"], status["status"]["reward"]) == (3, None)  # a field that is gone is removed
+    revision = run.seen[0]["metadata"]["resourceVersion"]
+    assert finalizers["metadata"] == {"resourceVersion": revision, "finalizers": ["a"]}
 
 
 def test_a_status_that_is_as_stored_is_not_written() -> None:
-    stored = RLJobStatus(step=2, reward=0.5).model_dump(mode="json", by_alias=True, exclude_none=True)
-    state = observation()
-    run = execute(
-        Desired(status=RLJobStatus(step=2, reward=0.5)), Observation(lambda: state.observed, "10", (), lambda: stored)
-    )
-    assert run.writes == []
+    status = RLJobStatus(step=2, reward=0.5)
+    stored = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert execute(Desired(status=status), observation(status=stored)).writes == []
 
 
-def test_a_stale_status_is_refused_and_sends_no_event() -> None:
-    note = EventNote("Normal", "JobCompleted", "all steps are committed")
-    run = execute(
-        Desired(status=RLJobStatus(step=3), events=(note,), finalizer=False),
-        script=lambda server: server.answer("PATCH", "/status", refusal(409, "Conflict")),
-    )
-    assert isinstance(run.error, Conflict)
-    assert run.notes == []
-    assert len(run.writes) == 1
+def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
+    run = execute(Desired(delete_job=True))
+    assert run.writes == [("DELETE", JOB)]
+    assert run.asked[0].body == {"preconditions": {"uid": UID}}
 
 
-def test_a_job_that_is_gone_is_told_as_such() -> None:
-    run = execute(
-        Desired(status=RLJobStatus(step=3)),
-        script=lambda server: server.answer("PATCH", "/status", refusal(404, "NotFound")),
-    )
-    assert isinstance(run.error, JobGone)
+# --- refusals ---
+
+FORBIDDEN = refusal(403, "Forbidden", "exceeded quota")
+CLAIM = manifest("PersistentVolumeClaim", "c")
+EXISTS = refusal(409, "AlreadyExists")
+GONE = refusal(404, "NotFound")
+
+
+CLAIMED = ("PATCH", JOB)
+CREATE = Desired(create=(POD,), status=STEP_3)
+CREATE_CLAIM = Desired(create=(CLAIM,), status=STEP_3)
+VERIFY = Desired(verify=(manifest("Service", "gone"),), status=STEP_3)
+WRITE = Desired(status=STEP_3, events=(COMPLETED,), finalizer=False)
+TAKE = Desired(claim="rljob-system/rljob", create=(POD,))
+POST_POD, POST_CLAIM = ("POST", f"{BASE}/pods"), ("POST", f"{BASE}/persistentvolumeclaims")
+
+
+@pytest.mark.parametrize(
+    ("desired", "known", "script", "error", "writes"),
+    [
+        (WRITE, {}, [(*STATUS, refusal(409, "Conflict"))], Conflict, [STATUS]),
+        (WRITE, {}, [(*STATUS, GONE)], JobGone, [STATUS]),
+        (TAKE, {}, [(*CLAIMED, refusal(409, "Conflict"))], Conflict, [CLAIMED]),
+        (CREATE, {}, [("POST", "/pods", FORBIDDEN)], Forbidden, [POST_POD]),
+        # The status reports what was known before, and a lookup does not hold it up.
+        (CREATE, {"refused": "quota"}, [("POST", "/pods", FORBIDDEN)], Forbidden, [POST_POD, STATUS]),
+        (
+            CREATE_CLAIM,
+            {"foreign_object": "claim c exists"},
+            existing("PersistentVolumeClaim", "c", []),
+            ForeignObject,
+            [POST_CLAIM, STATUS],
+        ),
+        (VERIFY, {}, [("GET", "/services/gone", FORBIDDEN)], Forbidden, [STATUS]),
+        # The object went while it was looked at.
+        (CREATE, {}, [("POST", "/pods", EXISTS), ("GET", "/pods/p", GONE)], Conflict, [POST_POD]),
+        (CREATE_CLAIM, {}, [(*POST_CLAIM, EXISTS), ("GET", "claims/c", GONE)], Conflict, [POST_CLAIM]),
+    ],
+)
+def test_a_refusal_ends_the_round(
+    desired: Desired, known: dict[str, Any], script: Script, error: type[Exception], writes: list[tuple[str, str]]
+) -> None:
+    run = execute(desired, observation(**known), script, error)
+    assert (run.writes, run.notes) == (writes, [])
+
+
+@pytest.mark.parametrize("answer", [GONE, refusal(409, "Conflict")])
+def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> None:
+    desired = Desired(delete_pods=(PodDeletion("p", "u", grace_seconds=0),), status=STEP_3)
+    run = execute(desired, script=[("DELETE", "/pods/p", answer)])
+    assert run.asked[0].body == {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}
+    assert len(run.writes) == 2
+
+
+@pytest.mark.parametrize(("groups", "version"), [({"kueue.x-k8s.io": "v1beta1"}, "v1beta1"), ({}, "v1beta2")])
+def test_workloads_are_deleted_in_the_served_version(groups: dict[str, str], version: str) -> None:
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1)
+        executor = Executor(client, Recorded(), lambda _: None)
+        executor.workloads = workloads_served(groups)
+        await executor.delete_workload("sums-rljob-1", "research")
+        await client.close()
+
+    path = f"/apis/kueue.x-k8s.io/{version}/namespaces/research/workloads"
+    assert play(story).writes() == [("DELETE", f"{path}/sums-rljob-1")]
+
+
+def test_a_workload_that_is_gone_counts_as_deleted() -> None:
+    run = execute(Desired(delete_workloads=("w-1", "w-2")), script=[("DELETE", "/w-1", GONE)])
+    assert run.written == ["w-1", "w-2"]
+
+
+@pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
+def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
+    desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
+    state = observation(step_report_version="17")
+    run = Run([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])
+    assert run.writes == [REPORT] * times
+    assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
+
+
+def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
+    bug = report_bug(RecursionError("too deep"))
+    known = {"type": "Scheduled", "status": "True"}
+
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1)
+        executor = Executor(client, recorder, lambda _: None)
+        await executor.report(bug, observation(status={"conditions": [known]}))
+        await executor.report(bug, observation(status=serving.server.asked[0].body["status"]))
+        await client.close()
+
+    recorder = Recorded()
+    [asked] = play(story).asked
+    assert (asked.path, asked.body["metadata"]) == (STATUS[1], {"resourceVersion": "10"})
+    kept, failed = asked.body["status"]["conditions"]
+    assert kept == known
+    assert (failed["type"], failed["status"], failed["reason"]) == ("Failed", "False", "ReconcileError")
+    assert "RecursionError: too deep" in failed["message"]
+    assert len(recorder.notes) == 1
+
+
+# --- objects that were written or looked up before ---
 
 
 def test_applied_objects_are_applied_again_only_if_they_differ() -> None:
-    first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(manifest("Pod", "p"),))
+    first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(POD,))
     changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
-    run = Run([(first, observation()), (first, observation()), (changed, observation())])
+    run = Run([(desired, observation()) for desired in (first, first, changed)])
     assert [method for method, path in run.writes if "configmaps" in path] == ["POST", "PATCH"]
 
 
@@ -139,34 +220,21 @@ def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
         (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observation())
         for attempt in ("1", "2")
     ]
-    services = "/api/v1/namespaces/research/services"
-    assert [write for write in Run(steps).writes if "services" in write[1]] == [
-        ("POST", services),
-        ("PATCH", f"{services}/s"),
-    ]
+    services = [write for write in Run(steps).writes if "services" in write[1]]
+    assert services == [("POST", f"{BASE}/services"), ("PATCH", f"{BASE}/services/s")]
 
 
-def test_a_refusal_ends_the_round_before_the_status_is_written() -> None:
-    run = execute(
-        Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
-        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
-    )
-    assert isinstance(run.error, Forbidden)
-    assert len(run.writes) == 1
-
-
-ACCOUNT = {
+ACCOUNT: Object = {
     "apiVersion": "v1",
     "kind": "ServiceAccount",
     "metadata": {"name": SHARED_ACCOUNT, "namespace": "research", "labels": {SHARED: "true"}},
 }
-ACCOUNTS = ("POST", "/api/v1/namespaces/research/serviceaccounts")
+ACCOUNTS = ("POST", f"{BASE}/serviceaccounts")
 
 
 def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
     other = observation(name="other", uid="other-uid")
     run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observation(), other, observation())])
-    assert run.error is None
     assert run.writes == [ACCOUNTS]
 
 
@@ -176,143 +244,111 @@ def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
     ids=["a quota", "the account is gone"],
 )
 def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: int) -> None:
-    desired = Desired(apply=(ACCOUNT,), create=(manifest("Pod", "p"),))
-    run = Run(
-        [(desired, observation()), (desired, observation())],
-        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", message)),
-    )
-    assert isinstance(run.error, Forbidden)
+    desired = Desired(apply=(ACCOUNT,), create=(POD,))
+    run = Run([(desired, observation())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
     assert run.writes.count(ACCOUNTS) == times
-
-
-def test_a_claim_comes_first_in_one_write_with_the_finalizer() -> None:
-    desired = Desired(claim="rljob-system/rljob", finalizer=True, create=(manifest("Pod", "p"),))
-    run = execute(desired, observation(finalizers=("a",)))
-    assert run.writes == [("PATCH", JOB), ("POST", PODS)]
-    metadata = run.asked[0].body["metadata"]
-    assert metadata["annotations"] == {"rljob.dev/operator": "rljob-system/rljob"}
-    assert metadata["finalizers"] == ["a", FINALIZER]
-    assert metadata["resourceVersion"] == "10"
-
-
-def test_a_job_that_another_operator_has_claimed_meanwhile_gets_nothing() -> None:
-    run = execute(
-        Desired(claim="rljob-system/rljob", create=(manifest("Pod", "p"),)),
-        script=lambda server: server.answer("PATCH", JOB, refusal(409, "Conflict", "the object has been modified")),
-    )
-    assert isinstance(run.error, Conflict)
-    assert run.writes == [("PATCH", JOB)]
-
-
-REPORT = ("PATCH", "/apis/rljob.dev/v1alpha1/namespaces/research/stepreports/sums/status")
-
-
-@pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
-def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
-    desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
-    answers = (lambda server: server.answer(*REPORT, refusal(404, "NotFound", "no report"))) if refused else nothing
-    state = observation(step_report_version="17")
-    run = Run([(desired, state), (desired, state)], script=answers)
-    assert run.error is None
-    assert run.writes == [REPORT] * times
-    assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
-
-
-def test_a_refusal_that_was_known_does_not_hold_up_the_status() -> None:
-    run = execute(
-        Desired(create=(manifest("Pod", "p"),), status=RLJobStatus(step=3)),
-        observation(refused="exceeded quota"),
-        script=lambda server: server.answer("POST", "/pods", refusal(403, "Forbidden", "exceeded quota")),
-    )
-    assert isinstance(run.error, Forbidden)
-    assert run.writes[-1] == ("PATCH", f"{JOB}/status")
-
-
-def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
-    run = execute(Desired(delete_job=True))
-    assert [(asked.method, asked.path) for asked in run.asked] == [("DELETE", JOB)]
-    assert run.asked[0].body == {"preconditions": {"uid": UID}}
-
-
-def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
-    bug = report_bug(RecursionError("too deep"))
-    state = observation()
-    known = {"type": "Scheduled", "status": "True"}
-
-    async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1)
-        executor = Executor(client, recorder, lambda _: None)
-        await executor.report(bug, Observation(lambda: state.observed, "10", (), lambda: {"conditions": [known]}))
-        [asked] = serving.server.asked
-        await executor.report(bug, Observation(lambda: state.observed, "11", (), lambda: asked.body["status"]))
-        await client.close()
-
-    recorder = Recorded()
-    server = play(story)
-    [asked] = server.asked
-    assert (asked.path, asked.body["metadata"]) == (f"{JOB}/status", {"resourceVersion": "10"})
-    assert asked.body["status"]["conditions"][0] == known
-    failed = asked.body["status"]["conditions"][1]
-    assert (failed["type"], failed["status"], failed["reason"]) == ("Failed", "False", "ReconcileError")
-    assert "RecursionError: too deep" in failed["message"]
-    assert len(recorder.notes) == 1
 
 
 FILES = RequiredObject("my-task", "research", "spec.task.files.configMap")
 
 
 def test_a_missing_object_is_named_and_nothing_is_created() -> None:
-    run = execute(
-        Desired(require=(FILES,), create=(manifest("Pod", "p"),)),
-        script=lambda server: server.answer("GET", "/configmaps/my-task", refusal(404, "NotFound")),
-    )
-    assert isinstance(run.error, MissingObject)
-    assert str(run.error) == (
-        "expected ConfigMap my-task (spec.task.files.configMap) in namespace research, found none: create it"
-    )
-    assert [asked.method for asked in run.asked] == ["GET"]
+    run = execute(Desired(require=(FILES,), create=(POD,)), None, [("GET", "/configmaps/my-task", GONE)], MissingObject)
+    expected = "expected ConfigMap my-task (spec.task.files.configMap) in namespace research, found none: create it"
+    assert str(run.error) == expected
+    assert run.methods == ["GET"]
 
 
 def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
     desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
-    run = Run(
-        [(desired, observation())] * 2,
-        lambda server: server.answer("GET", "/configmaps/my-task", Answer(body={"metadata": {"uid": "files"}})),
-    )
-    assert run.error is None
-    assert [asked.method for asked in run.asked].count("GET") == 1
+    found = Answer(body={"metadata": {"uid": "files"}})
+    run = Run([(desired, observation())] * 2, [("GET", "/configmaps/my-task", found)])
+    assert run.methods.count("GET") == 1
 
 
-def test_a_deleted_object_is_created_again_and_others_are_left_alone() -> None:
-    verify = (manifest("ConfigMap", "here"), manifest("Service", "gone"), manifest("Secret", "token"))
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/configmaps/here", Answer(body=manifest("ConfigMap", "here")))
-        server.answer("GET", "/services/gone", refusal(404, "NotFound"))
-        server.answer("POST", "/secrets", refusal(409, "AlreadyExists"))
-
-    run = execute(Desired(verify=verify), script=script)
-    assert run.error is None
-    base = "/api/v1/namespaces/research"
-    assert sorted(run.writes) == [("POST", f"{base}/secrets"), ("POST", f"{base}/services")]
-
-
-def test_a_deleted_role_binding_is_created_after_its_role() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/roles/s", refusal(404, "NotFound"))
-        server.answer("GET", "/rolebindings/s", refusal(404, "NotFound"))
-
-    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    run = execute(Desired(verify=(manifest("Role", "s", **rbac), manifest("RoleBinding", "s", **rbac))), script=script)
-    assert run.error is None
-    assert [path.rpartition("/")[2] for _, path in run.writes] == ["roles", "rolebindings"]
-    assert [asked.method for asked in run.asked] == ["GET", "POST", "GET", "POST"]
-
-
-def test_a_lookup_that_is_refused_does_not_hold_up_the_status() -> None:
+def test_deleted_objects_are_created_again_and_others_are_left_alone() -> None:
+    here = manifest("ConfigMap", "here")
+    gone = [manifest(kind, "gone") for kind in ("Service", "Role", "RoleBinding")]
     run = execute(
-        Desired(verify=(manifest("Service", "gone"),), status=RLJobStatus(step=3)),
-        script=lambda server: server.answer("GET", "/services/gone", refusal(403, "Forbidden")),
+        Desired(verify=(here, *gone, manifest("Secret", "token"))),
+        script=[
+            ("GET", "/configmaps/here", Answer(body=here)),
+            *(("GET", f"/{plural}/gone", GONE) for plural in ("services", "roles", "rolebindings")),
+            ("POST", "/secrets", EXISTS),
+        ],
     )
-    assert isinstance(run.error, Forbidden)
-    assert run.writes == [("PATCH", f"{JOB}/status")]
+    assert sorted(run.written) == ["rolebindings", "roles", "secrets", "services"]
+    assert run.written.index("roles") < run.written.index("rolebindings")
+
+
+# --- objects that exist already ---
+
+ANOTHER = {"kind": "RLJob", "name": "another", "uid": "x"}
+APP = {"kind": "App", "name": "sums", "uid": "y"}
+EARLIER = {"kind": "RLJob", "name": "sums", "uid": "earlier", "controller": True}
+LEAVING = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
+FOREIGN = "exists and does not belong to this job"
+SHARED_MARKS = {"rljob.dev/shared": "true", "app.kubernetes.io/managed-by": "rljob-operator"}
+
+
+def retained(uid: str) -> dict[str, Any]:
+    return {"labels": {"rljob.dev/retained": "true", "rljob.dev/job-name": "sums", "rljob.dev/job-uid": uid}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "owners", "metadata", "error", "message", "methods"),
+    [
+        ("PersistentVolumeClaim", [], {}, ForeignObject, FOREIGN, ["POST", "GET"]),
+        ("PersistentVolumeClaim", [], {}, ForeignObject, "persistentVolumeClaim.claimName", ["POST", "GET"]),
+        ("PersistentVolumeClaim", [ANOTHER], {}, ForeignObject, FOREIGN, ["POST", "GET"]),
+        ("PersistentVolumeClaim", [EARLIER], {}, LeftBehind, "deleted job of this name", ["POST", "GET"]),
+        ("PersistentVolumeClaim", [], retained("earlier"), ForeignObject, "{claimName: c}", ["POST", "GET"]),
+        ("PersistentVolumeClaim", [], retained(UID), None, "", ["POST", "GET"]),
+        ("PersistentVolumeClaim", [OWNER], {}, None, "", ["POST", "GET"]),
+        ("ConfigMap", [], {}, ForeignObject, FOREIGN, ["POST", "GET"]),
+        ("ConfigMap", [APP], {}, ForeignObject, FOREIGN, ["POST", "GET"]),
+        ("ConfigMap", [EARLIER], {}, LeftBehind, "deleted job of this name", ["POST", "GET"]),
+        ("ConfigMap", [OWNER], {}, None, "", ["POST", "GET", "PATCH"]),
+        ("StepReport", [EARLIER], {}, LeftBehind, "deleted job of this name", ["POST", "GET"]),
+        ("Pod", [], {}, NameTaken, "", ["POST", "GET"]),
+        ("Pod", [EARLIER], LEAVING, LeftBehind, "", ["POST", "GET"]),
+        ("Pod", [OWNER], {}, None, "", ["POST", "GET"]),
+        ("Secret", [], {}, None, "", ["POST"]),
+        ("ServiceAccount", [], {}, ForeignObject, "delete or rename that object", ["POST", "GET"]),
+        ("ServiceAccount", [APP], {"labels": SHARED_MARKS}, ForeignObject, FOREIGN, ["POST", "GET"]),
+        ("ServiceAccount", [], {"labels": SHARED_MARKS}, None, "", ["POST", "GET", "PATCH"]),
+    ],
+)
+def test_only_an_object_of_the_job_is_adopted(
+    kind: str,
+    owners: list[Object],
+    metadata: Object,
+    error: type[Exception] | None,
+    message: str,
+    methods: list[str],
+) -> None:
+    name = SHARED_ACCOUNT if kind == "ServiceAccount" else "c"
+    wanted = ACCOUNT if kind == "ServiceAccount" else manifest(kind, name)
+    is_applied = kind in ("ConfigMap", "ServiceAccount")
+    desired = Desired(apply=(wanted,)) if is_applied else Desired(create=(wanted,), status=STEP_3 if error else None)
+    run = execute(desired, script=existing(kind, name, owners, **metadata), fails=error)
+    assert message in str(run.error)
+    assert run.methods == methods
+    if isinstance(run.error, NameTaken):
+        assert run.error.pod == name
+    if "PATCH" in methods:
+        assert run.asked[-1].body["metadata"]["uid"] == "object-uid"
+    if kind == "Pod" and not error:
+        assert [found["metadata"]["uid"] for found in run.seen] == ["object-uid"], "it is known again"
+
+
+def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> None:
+    script = [
+        ("POST", "/configmaps", Answer(body={"metadata": {"name": "c", "uid": "first"}})),
+        ("PATCH", "/configmaps/c", refusal(409, "Conflict")),
+        *existing("ConfigMap", "c", []),
+    ]
+    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"]
+    run = Run(steps, script, ForeignObject)
+    assert run.asked[1].body["metadata"]["uid"] == "first"
+    assert run.methods == ["POST", "PATCH", "POST", "GET"]

@@ -38,19 +38,12 @@ GPU_ERROR = (
 
 def pod(*states: Object, name: str = "train-x", owner: Object | None = None, **status: Any) -> Object:
     """A pod whose container `trainer` ended in these ways: the last is its present state."""
-    containers = [
-        {
-            "name": "trainer",
-            **{key: {"terminated": state} for key, state in zip(("state", "lastState"), states[::-1], strict=False)},
-        }
-    ]
-    metadata = {"name": name, "namespace": "research", "uid": f"uid-{name}"}
-    if owner:
-        metadata["ownerReferences"] = [{"controller": True, **owner}]  # type: ignore[assignment]
-    limits = {"resources": {"limits": {"memory": "512Mi"}}}
+    ends = {key: {"terminated": state} for key, state in zip(("state", "lastState"), states[::-1], strict=False)}
+    owners = [{"controller": True, **owner}] if owner else []
+    containers = [{"name": "trainer", **ends}] if states else []
     return {
-        "metadata": metadata,
-        "spec": {"containers": [{"name": "trainer", **limits}]},
+        "metadata": {"name": name, "namespace": "research", "uid": f"uid-{name}", "ownerReferences": owners},
+        "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "512Mi"}}}]},
         "status": {"containerStatuses": containers, **status},
     }
 
@@ -74,13 +67,16 @@ JOB = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "job-1"}
 JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "ddp", "uid": "set-1"}
 
 
-def metadata_of(path: str, uid: str, owner: Object | None = None) -> Callable[[ScriptedApiServer], None]:
+Script = Callable[[ScriptedApiServer], None]
+
+
+def metadata_of(path: str, uid: str, owner: Object | None = None, times: int = 1) -> Script:
     owners = [{"controller": True, **owner}] if owner else []
     body = {"metadata": {"name": path.rsplit("/", 1)[-1], "uid": uid, "ownerReferences": owners}}
-    return lambda server: server.answer("GET", path, Answer(body=body))
+    return lambda server: server.answer("GET", path, Answer(body=body), times)
 
 
-def asked(pods: list[Object], script: Callable[[ScriptedApiServer], None] = nothing, writes: int = 1) -> list[Asked]:
+def asked(pods: list[Object], script: Script = nothing, writes: int = 1) -> list[Asked]:
     """Requests of the operator after it saw these pods, and made `writes` Events."""
 
     async def story(serving: Serving) -> None:
@@ -112,25 +108,36 @@ def count(class_: str, kind: str) -> float:
 
 # --- the cause ---
 
+EVICTED = "The node was low on resource: memory. Threshold quantity: 100Mi."
+POD = {"apiVersion": "v1", "kind": "Pod", "namespace": "research", "name": "train-x", "uid": "uid-train-x"}
+ANSI = "torch.OutOfMemoryError: CUDA out of memory. \x1b[31m\x07\u202e\u2028\r\nTried"
 
-def test_a_kill_at_the_memory_limit_names_the_limit() -> None:
-    [event] = events(asked([pod(killed())]))
+
+@pytest.mark.parametrize(
+    ("found", "note"),
+    [
+        (pod(killed()), "container trainer ran out of memory: HostMemory (98%)"),
+        (pod(killed()), "memory limit of 512Mi"),
+        (pod(reported()), "Fragmentation"),
+        (pod(reported()), "37.0"),
+        (pod(reported(ANSI)), "CUDA out of memory"),
+        (pod(reason="Evicted", message=EVICTED), "the pod ran out of memory: HostMemory"),
+        (
+            pod(reason="Evicted", message="The node had condition: [MemoryPressure]. "),
+            "the pod ran out of memory: HostMemory",
+        ),
+        (
+            pod(reason="Evicted", message='Usage of EmptyDir volume "dshm" exceeds the limit "16Gi". '),
+            "the pod ran out of memory: SharedMemory",
+        ),
+    ],
+)
+def test_an_out_of_memory_failure_becomes_an_event_with_its_cause(found: Object, note: str) -> None:
+    [event] = events(asked([found]))
     assert event["reason"] == "OutOfMemory"
-    assert event["regarding"] == {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "namespace": "research",
-        "name": "train-x",
-        "uid": "uid-train-x",
-    }
-    assert "container trainer ran out of memory: HostMemory (98%)" in event["note"]
-    assert "memory limit of 512Mi" in event["note"]
-
-
-def test_the_message_of_the_probe_is_diagnosed() -> None:
-    [event] = events(asked([pod(reported())]))
-    assert "Fragmentation" in event["note"]
-    assert "37.0" in event["note"]
+    assert event["regarding"] == POD
+    assert note in event["note"]
+    assert event["note"].isprintable()
 
 
 def test_diagnoses_that_a_pod_states_itself_do_not_count() -> None:
@@ -139,33 +146,6 @@ def test_diagnoses_that_a_pod_states_itself_do_not_count() -> None:
     explanation = explanation_of(end)
     assert explanation is not None
     assert explanation.class_name == "Fragmentation"
-
-
-def test_a_note_has_no_control_characters() -> None:
-    text = "torch.OutOfMemoryError: CUDA out of memory. \x1b[31m\x07\u202e\u2028\r\nTried"
-    [event] = events(asked([pod(reported(text))]))
-    assert event["note"].isprintable()
-
-
-def test_an_eviction_for_the_nodes_memory_is_reported() -> None:
-    evicted = pod(reason="Evicted", message="The node was low on resource: memory. Threshold quantity: 100Mi.")
-    evicted["status"]["containerStatuses"] = []
-    [event] = events(asked([evicted]))
-    assert "the pod ran out of memory: HostMemory" in event["note"]
-
-
-@pytest.mark.parametrize(
-    ("message", "class_name"),
-    [
-        ("The node had condition: [MemoryPressure]. ", "HostMemory"),
-        ('Usage of EmptyDir volume "dshm" exceeds the limit "16Gi". ', "SharedMemory"),
-    ],
-)
-def test_an_eviction_has_the_class_of_its_memory(message: str, class_name: str) -> None:
-    evicted = pod(reason="Evicted", message=message)
-    evicted["status"]["containerStatuses"] = []
-    [event] = events(asked([evicted]))
-    assert f"the pod ran out of memory: {class_name}" in event["note"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +205,7 @@ def test_the_top_owner_gets_an_event_and_is_counted_by_its_kind() -> None:
         pytest.param(lambda server: server.answer("GET", "/jobs/train", refusal(403, "Forbidden")), id="no right"),
     ],
 )
-def test_an_owner_that_is_only_claimed_gets_no_event(script: Callable[[ScriptedApiServer], None]) -> None:
+def test_an_owner_that_is_only_claimed_gets_no_event(script: Script) -> None:
     before = count("HostMemory", "Pod")
     [event] = events(asked([pod(killed(), owner=JOB)], script))
     assert event["regarding"]["kind"] == "Pod"
@@ -233,11 +213,7 @@ def test_an_owner_that_is_only_claimed_gets_no_event(script: Callable[[ScriptedA
 
 
 def test_owners_in_a_circle_end_after_four_requests() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        for _ in range(10):
-            metadata_of("/jobs/train", "job-1", JOB)(server)
-
-    requests = asked([pod(killed(), owner=JOB)], script, writes=2)
+    requests = asked([pod(killed(), owner=JOB)], metadata_of("/jobs/train", "job-1", JOB, times=10), writes=2)
     assert len([request for request in requests if request.method == "GET"]) == 4
 
 
@@ -259,23 +235,7 @@ def test_a_reference_that_no_api_server_would_make_is_not_followed(owner: Owner)
 # --- a hostile tenant ---
 
 
-@pytest.fixture
-def no_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An allowance gets no token back, however long the test takes."""
-    monkeypatch.setattr("rljob_operator.diagnose.labelled_pods._SECONDS_PER_TOKEN", 1e9)
-
-
-@pytest.mark.usefixtures("no_new_tokens")
-def test_a_namespace_has_an_allowance_and_others_keep_theirs() -> None:
-    flood = [pod(killed(), name=f"p{number}") for number in range(150)]
-    other = pod(killed(), name="honest")
-    other["metadata"]["namespace"] = "team-b"
-    made = events(asked([*flood, other], writes=101))
-    assert made[-1]["regarding"]["name"] == "honest"
-
-
-@pytest.mark.usefixtures("no_new_tokens")
-def test_failures_beyond_the_allowance_are_not_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_has_an_allowance_beyond_which_nothing_is_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = []
 
     def recorded(end: ContainerEnd) -> Explanation | None:
@@ -283,26 +243,24 @@ def test_failures_beyond_the_allowance_are_not_diagnosed(monkeypatch: pytest.Mon
         return explanation_of(end)
 
     monkeypatch.setattr("rljob_operator.diagnose.labelled_pods.explanation_of", recorded)
-    made = events(asked([pod(reported(), name=f"p{number}") for number in range(150)], writes=100))
-    assert len(made) == 100
-    assert len(diagnosed) == 100
+    monkeypatch.setattr("rljob_operator.diagnose.labelled_pods._SECONDS_PER_TOKEN", 1e9)  # no new token
+    flood = [pod(reported(), name=f"p{number}") for number in range(150)]
+    other = pod(killed(), name="honest")
+    other["metadata"]["namespace"] = "team-b"
+    made = events(asked([*flood, other], writes=101))
+    assert made[-1]["regarding"]["name"] == "honest"
+    assert len(diagnosed) == 101
 
 
-def test_a_pod_with_many_containers_costs_a_bounded_number() -> None:
+def test_the_ends_of_a_pod_are_bounded_and_include_its_sidecars() -> None:
     found = pod(killed())
-    template = found["status"]["containerStatuses"][0]
-    found["status"]["containerStatuses"] = [{**template, "name": f"c{number}"} for number in range(200)]
+    [status] = found["status"]["containerStatuses"]
+    found["status"]["containerStatuses"] = [{**status, "name": f"c{number}"} for number in range(200)]
     assert len(list(container_ends(found))) == 16
-
-
-def test_a_sidecar_container_that_is_killed_is_reported() -> None:
     found = pod()
     found["spec"]["initContainers"] = [{"name": "server", "resources": {"limits": {"memory": "64Mi"}}}]
     found["status"]["initContainerStatuses"] = [{"name": "server", "lastState": {"terminated": killed()}}]
     [end] = container_ends(found)
     assert (end.container, end.memory_limit_bytes) == ("server", 64 << 20)
-
-
-def test_a_long_message_is_cut() -> None:
     [end] = container_ends(pod({"reason": "Error", "exitCode": 1, "message": "x" * 100_000, "finishedAt": stamp(1)}))
     assert len(end.text) == 4096

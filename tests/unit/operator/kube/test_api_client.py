@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from rljob_operator.kube.api_server_ports import api_server_ports
 from rljob_operator.kube.client import PAGE, ApiClient
 from rljob_operator.kube.errors import (
     AlreadyExists,
@@ -23,51 +24,37 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.resources import PODS, RLJOBS
 from rljob_operator.kube.retry import RetryPolicy
-from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
+from tests.unit.operator.kube.scripted_api_server import Answer, Asked, ScriptedApiServer, Serving, play, refusal
 
 QUICK = RetryPolicy(attempts=3, first_seconds=0.001)
 
-
-@asynccontextmanager
-async def client(serving: Serving, **options: object) -> AsyncIterator[ApiClient]:
-    made = ApiClient(serving.connection, **({"concurrency": 4, "retry": QUICK} | options))  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        await made.close()
+Request = Callable[[ApiClient], Awaitable[Any]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (refusal(404, "NotFound"), NotFound),
-        (refusal(409, "AlreadyExists"), AlreadyExists),
-        (refusal(409, "Conflict"), Conflict),
-        (refusal(403, "Forbidden"), Forbidden),
-        (refusal(403, "Forbidden", causes=("NamespaceTerminating",)), NamespaceTerminating),
-        (refusal(422, "Invalid"), Invalid),
-        (refusal(400, "BadRequest"), Invalid),
-    ],
-)
-def test_a_refusal_has_the_servers_message_and_is_not_retried(answer: Answer, expected: type[ApiError]) -> None:
+def sent(request: Request, *answers: Answer, method: str = "GET", **options: Any) -> list[Asked]:
+    """What the API server is asked during `request`. It gives these answers in turn, and echoes further requests."""
+
+    def script(server: ScriptedApiServer) -> None:
+        for answer in answers:
+            server.answer(method, "", answer)
+
     async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            with pytest.raises(ApiError, match=r"^no$") as caught:
-                await api.create(PODS, {"kind": "Pod"}, "research")
-            assert type(caught.value) is expected
+        given: dict[str, Any] = {"concurrency": 4, "retry": QUICK, **options}
+        api = ApiClient(serving.connection, **given)
+        try:
+            await request(api)
+        finally:
+            await api.close()
 
-    server = play(story, lambda server: server.answer("POST", "/pods", answer))
-    assert len(server.asked) == 1
+    return play(story, script).asked
 
 
-@pytest.mark.parametrize("answer", [refusal(429, "TooMany"), refusal(500, "Internal"), refusal(503, "x"), Answer(0)])
-def test_overload_failure_and_silence_are_tried_again(answer: Answer) -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            assert (await api.create(PODS, {"kind": "Pod"}, "research"))["kind"] == "Pod"
+async def get(api: ApiClient) -> None:
+    await api.get(PODS, "a", "research")
 
-    server = play(story, lambda server: server.answer("POST", "/pods", answer, times=2))
-    assert server.writes() == [("POST", "/api/v1/namespaces/research/pods")] * 3
+
+async def create(api: ApiClient) -> None:
+    assert (await api.create(PODS, {"kind": "Pod"}, "research"))["kind"] == "Pod"
 
 
 DENIED = 'admission webhook "budget.example" denied the request: no budget'
@@ -75,159 +62,147 @@ NO_WEBHOOK = 'Internal error occurred: failed calling webhook "mesh.example": fa
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected", "tries"),
+    ("answer", "expected", "message"),
     [
-        (refusal(400, "BadRequest", DENIED), Forbidden, 1),
-        (refusal(404, "NotFound", DENIED), Forbidden, 1),
-        (refusal(409, "AlreadyExists", DENIED), Forbidden, 1),
-        (refusal(409, "Conflict", DENIED), Forbidden, 1),
-        (refusal(429, "TooManyRequests", DENIED), Forbidden, 1),
-        (refusal(500, "InternalError", DENIED), Forbidden, 1),
-        (refusal(500, "InternalError", NO_WEBHOOK), WebhookFailed, QUICK.attempts),
+        (refusal(404, "NotFound"), NotFound, "^no$"),
+        (refusal(409, "AlreadyExists"), AlreadyExists, "^no$"),
+        (refusal(409, "Conflict"), Conflict, "^no$"),
+        (refusal(403, "Forbidden"), Forbidden, "^no$"),
+        (refusal(403, "Forbidden", causes=("NamespaceTerminating",)), NamespaceTerminating, "^no$"),
+        (refusal(422, "Invalid"), Invalid, "^no$"),
+        (refusal(400, "BadRequest"), Invalid, "^no$"),
+        *[
+            (refusal(code, reason, DENIED), Forbidden, "no budget")  # a webhook refuses, whatever the code
+            for code, reason in [(400, "BadRequest"), (404, "NotFound"), (409, "AlreadyExists"), (409, "Conflict")]
+        ],
+        (refusal(429, "TooManyRequests", DENIED), Forbidden, "no budget"),
+        (refusal(500, "InternalError", DENIED), Forbidden, "no budget"),
     ],
 )
-def test_a_webhook_refuses_or_fails_whatever_the_code(answer: Answer, expected: type[ApiError], tries: int) -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            with pytest.raises(ApiError, match="webhook") as caught:
-                await api.create(PODS, {"kind": "Pod"}, "research")
-            assert type(caught.value) is expected
+def test_a_refusal_has_the_servers_message_and_is_not_retried(
+    answer: Answer, expected: type[ApiError], message: str
+) -> None:
+    async def refused(api: ApiClient) -> None:
+        with pytest.raises(ApiError, match=message) as caught:
+            await create(api)
+        assert type(caught.value) is expected
 
-    server = play(story, lambda server: server.answer("POST", "/pods", answer, times=9))
-    assert len(server.asked) == tries
+    assert len(sent(refused, *[answer] * 9, method="POST")) == 1
 
 
-def test_it_gives_up_after_so_many_tries() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            with pytest.raises(Unavailable, match="no"):
-                await api.get(PODS, "a", "research")
+@pytest.mark.parametrize(
+    ("answer", "expected", "message"),
+    [
+        (refusal(429, "TooMany"), Unavailable, "no"),
+        (refusal(500, "Internal"), Unavailable, "no"),
+        (refusal(503, "x"), Unavailable, "no"),
+        (refusal(500, "InternalError", NO_WEBHOOK), WebhookFailed, "webhook"),
+        (Answer(502, "out of service"), Unavailable, "out of service"),
+        (Answer(0), Unavailable, "no answer from the API server"),
+    ],
+)
+def test_overload_failure_and_silence_are_tried_again(answer: Answer, expected: type[ApiError], message: str) -> None:
+    assert len(sent(create, answer, answer, method="POST")) == QUICK.attempts
 
-    server = play(story, lambda server: server.answer("GET", "/pods/a", refusal(500, "Internal"), times=9))
-    assert len(server.asked) == QUICK.attempts
+    async def given_up(api: ApiClient) -> None:
+        with pytest.raises(ApiError, match=message) as caught:
+            await create(api)
+        assert type(caught.value) is expected
+
+    assert len(sent(given_up, *[answer] * 9, method="POST")) == QUICK.attempts
 
 
 def test_the_server_says_how_long_to_wait() -> None:
-    async def story(serving: Serving) -> None:
-        began = time.monotonic()
-        async with client(serving) as api:
-            await api.get(PODS, "a", "research")
-        assert time.monotonic() - began >= 1.0
-
-    play(story, lambda server: server.answer("GET", "/pods/a", refusal(429, "TooMany", Retry_After="1")))
+    began = time.monotonic()
+    sent(get, refusal(429, "TooMany", Retry_After="1"))
+    assert time.monotonic() - began >= 1.0
 
 
 def test_a_server_that_does_not_answer_in_time_is_unavailable() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving, timeout_seconds=0.05, retry=RetryPolicy(attempts=1)) as api:
-            with pytest.raises(Unavailable, match="no answer from the API server"):
-                await api.get(PODS, "a", "research")
+    async def given_up(api: ApiClient) -> None:
+        with pytest.raises(Unavailable, match="no answer from the API server"):
+            await get(api)
 
-    play(story, lambda server: server.answer("GET", "/pods/a", Answer(after_seconds=1.0)))
-
-
-def test_an_answer_that_is_not_json_is_told_as_it_is() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            with pytest.raises(Unavailable, match="out of service"):
-                await api.get(PODS, "a", "research")
-
-    play(story, lambda server: server.answer("GET", "/pods/a", Answer(502, "out of service"), times=3))
+    sent(given_up, Answer(after_seconds=1.0), timeout_seconds=0.05, retry=RetryPolicy(attempts=1))
 
 
-def test_apply_and_patch_say_who_writes_and_how() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "research"}}
-            await api.apply(config_map, "its-uid")
-            await api.patch(RLJOBS, "a", {"status": {}}, "research", "status")
+def test_writes_say_who_writes_and_how() -> None:
+    async def write(api: ApiClient) -> None:
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "research"}}
+        await api.apply(config_map, "its-uid")
+        await api.patch(RLJOBS, "a", {"status": {}}, "research", "status")
+        await api.delete(PODS, "a", "research", uid="u1", grace_seconds=7)
 
-    applied, patched = play(story).asked
+    applied, patched, deleted = sent(write)
     assert (applied.method, applied.path) == ("PATCH", "/api/v1/namespaces/research/configmaps/a")
     assert applied.query == {"fieldManager": "rljob-operator", "force": "true"}
     assert applied.body["metadata"]["uid"] == "its-uid"
     assert applied.content_type == "application/apply-patch+yaml"
+    assert applied.authorization == "Bearer secret"
     assert patched.path == "/apis/rljob.dev/v1alpha1/namespaces/research/rljobs/a/status"
     assert patched.content_type == "application/merge-patch+json"
-    assert applied.authorization == "Bearer secret"
-
-
-def test_a_deletion_names_the_very_object() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            await api.delete(PODS, "a", "research", uid="u1", grace_seconds=7)
-
-    [deleted] = play(story).asked
     assert deleted.body == {"preconditions": {"uid": "u1"}, "gracePeriodSeconds": 7}
 
 
-def test_lists_come_in_pages() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        first = {"items": [{"metadata": {"name": "a"}}], "metadata": {"resourceVersion": "5", "continue": "more"}}
-        second = {"items": [{"metadata": {"name": "b"}}], "metadata": {"resourceVersion": "5"}}
-        server.answer("GET", "/pods", Answer(body=first))
-        server.answer("GET", "/pods", Answer(body=second))
-
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            pages = [page async for page in api.list_pages(PODS, None, "a=b")]
-            assert [([pod["metadata"]["name"] for pod in pods], version) for pods, version in pages] == [
-                (["a"], "5"),
-                (["b"], "5"),
-            ]
-
-    asked = play(story, script).asked
-    assert [request.query.get("continue") for request in asked] == [None, "more"]
-    assert all(request.query["limit"] == str(PAGE) and request.query["labelSelector"] == "a=b" for request in asked)
+def page(*sizes: int, more: str = "") -> Answer:
+    items = [{"metadata": {"name": f"of-{size}"}, "text": "x" * size} for size in sizes]
+    return Answer(body={"items": items, "metadata": {"resourceVersion": "5", "continue": more}})
 
 
-def test_pages_of_large_objects_have_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_come_in_pages_and_pages_of_large_objects_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 8 MiB of a page are read; here 2 kB. Pages grow again when the objects are small."""
     monkeypatch.setattr("rljob_operator.kube.client._LARGEST_PAGE_BYTES", 2000)
 
-    def page(*sizes: int, more: str = "") -> Answer:
-        items = [{"metadata": {"name": f"of-{size}"}, "text": "x" * size} for size in sizes]
-        return Answer(body={"items": items, "metadata": {"resourceVersion": "5", "continue": more}})
+    async def read(api: ApiClient) -> None:
+        pages = [
+            ([pod["metadata"]["name"] for pod in pods], at) async for pods, at in api.list_pages(PODS, None, "a=b")
+        ]
+        assert pages == [(["of-5000"], "5"), (["of-5", "of-6"], "5"), (["of-7", "of-8", "of-9"], "5")]
 
-    def script(server: ScriptedApiServer) -> None:
-        for answer in (page(*[1500] * 100), page(*[1500] * 25), page(*[1500] * 6), page(5000, more="b"),
-                       page(5, 6, more="c"), page(7, 8, 9)):  # fmt: skip
-            server.answer("GET", "/pods", answer)
-
-    async def story(serving: Serving) -> None:
-        async with client(serving) as api:
-            names = [pod["metadata"]["name"] async for pods, _ in api.list_pages(PODS) for pod in pods]
-            assert names == ["of-5000", "of-5", "of-6", "of-7", "of-8", "of-9"]
-
-    asked = play(story, script).asked
+    too_large = page(*[1500] * PAGE), page(*[1500] * 25), page(*[1500] * 6)
+    asked = sent(read, *too_large, page(5000, more="b"), page(5, 6, more="c"), page(7, 8, 9))
     assert [(request.query["limit"], request.query.get("continue")) for request in asked] == [
-        ("100", None),
-        ("25", None),
-        ("6", None),
-        ("1", None),
-        ("2", "b"),
-        ("4", "c"),
-    ]
+        ("100", None), ("25", None), ("6", None), ("1", None), ("2", "b"), ("4", "c"),
+    ]  # fmt: skip
+    assert all(request.query["labelSelector"] == "a=b" for request in asked)
 
 
 def test_never_more_requests_at_once_than_allowed() -> None:
-    async def story(serving: Serving) -> None:
-        async with client(serving, concurrency=2) as api:
-            began = time.monotonic()
-            await asyncio.gather(*(api.get(PODS, "a", "research") for _ in range(6)))
-            assert time.monotonic() - began >= 3 * 0.05
+    async def several(api: ApiClient) -> None:
+        await asyncio.gather(*(get(api) for _ in range(6)))
 
-    play(story, lambda server: server.answer("GET", "/pods/a", Answer(body={}, after_seconds=0.05), times=6))
+    began = time.monotonic()
+    sent(several, *[Answer(body={}, after_seconds=0.05)] * 6, concurrency=2)
+    assert time.monotonic() - began >= 3 * 0.05
 
 
 def test_a_guard_stops_writes_and_lets_reads_pass() -> None:
     def guard() -> None:
         raise PermissionError
 
-    async def story(serving: Serving) -> None:
-        async with client(serving, guard=guard) as api:
-            await api.get(PODS, "a", "research")
-            with pytest.raises(PermissionError):
-                await api.create(PODS, {"kind": "Pod"}, "research")
+    async def guarded(api: ApiClient) -> None:
+        await get(api)
+        with pytest.raises(PermissionError):
+            await create(api)
 
-    assert play(story).writes() == []
+    assert [request.method for request in sent(guarded, guard=guard)] == ["GET"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "server", "ports"),
+    [
+        (Answer(body={"ports": [{"name": "https", "port": 16443}]}), "https://10.96.0.1:443", (443, 16443)),
+        (Answer(body={"ports": None}), "https://example.org:7443", (443, 7443)),
+        (Answer(body={"ports": [{"port": 8443}]}), "https://10.96.0.1", (443, 8443)),
+        (refusal(403, "Forbidden"), "https://10.96.0.1:443", (443, 6443)),
+        (refusal(404, "NotFound"), "https://[fd00::1]:8443", (443, 6443, 8443)),
+    ],
+)
+def test_ports_of_the_api_server_are_those_of_service_and_endpoints(
+    answer: Answer, server: str, ports: tuple[int, ...]
+) -> None:
+    async def find(api: ApiClient) -> None:
+        assert await api_server_ports(api, server) == ports
+
+    [asked] = sent(find, answer)
+    assert asked.path == "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"

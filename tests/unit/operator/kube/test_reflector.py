@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,16 +11,26 @@ from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.resources import PODS
 from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.kube.watch import Key, Reflector, key_of
-from tests.unit.operator.kube.scripted_api_server import Answer, Object, ScriptedApiServer, Serving, play, refusal
+from tests.unit.operator.kube.scripted_api_server import (
+    Answer,
+    Asked,
+    Object,
+    ScriptedApiServer,
+    Serving,
+    play,
+    refusal,
+)
 
 
 class Names:
-    """A sink that keeps names."""
+    """A sink that keeps names. It has a bug: it cannot take the pod `bad`."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def put(self, obj: Object) -> None:
+        if obj["metadata"]["name"] == "bad":
+            raise TypeError("a bug")
         self.names.add(key_of(obj)[1])
 
     def remove(self, obj: Object) -> None:
@@ -32,7 +40,7 @@ class Names:
         self.names &= {name for _, name in keys}
 
 
-def pod(name: str, version: int) -> Object:
+def pod(name: str, version: int = 6) -> Object:
     return {"metadata": {"namespace": "research", "name": name, "resourceVersion": str(version)}}
 
 
@@ -40,19 +48,26 @@ def listing(version: int, *names: str) -> Answer:
     return Answer(body={"items": [pod(name, version) for name in names], "metadata": {"resourceVersion": str(version)}})
 
 
-def stream(*events: tuple[str, Object], open_seconds: float = 0.0) -> Answer:
-    return Answer(lines=[{"type": kind, "object": obj} for kind, obj in events], open_seconds=open_seconds)
+def added(name: str, **fields: object) -> Object:
+    return {"type": "ADDED", "object": pod(name) | fields}
 
 
-def watched(
-    script: Callable[[ScriptedApiServer], None],
-    expected: set[str],
-    inactivity_seconds: float = 60.0,
-    sink: Names | None = None,
-) -> ScriptedApiServer:
+def stream(*events: object, open_seconds: float = 60) -> Answer:
+    return Answer(lines=list(events), open_seconds=open_seconds)
+
+
+def deep(answer: object) -> str:
+    """JSON of the answer with `DEEP` replaced by an object that Python's json module cannot decode."""
+    return json.dumps(answer).replace('"DEEP"', '{"a":' * 1200 + "1" + "}" * 1200)
+
+
+def watched(expected: set[str], *answers: Answer, inactivity_seconds: float = 60.0) -> list[Asked]:
     """Watch until the sink holds just the expected pods."""
+    sink = Names()
 
-    sink = sink or Names()
+    def script(server: ScriptedApiServer) -> None:
+        for answer in answers:
+            server.answer("GET", "/pods", answer)
 
     async def story(serving: Serving) -> None:
         api = ApiClient(serving.connection, concurrency=2, retry=RetryPolicy(attempts=1))
@@ -68,131 +83,78 @@ def watched(
         await asyncio.gather(running, return_exceptions=True)
         await api.close()
 
-    return play(story, script)
+    return play(story, script).asked
 
 
 def test_what_is_listed_is_added_to_and_removed_from() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a", "b"))
-        server.answer("GET", "/pods", stream(("ADDED", pod("c", 6)), ("DELETED", pod("a", 7)), open_seconds=60))
-
-    server = watched(script, {"b", "c"})
-    assert server.asked[1].query["resourceVersion"] == "5"
-    assert server.asked[1].query["labelSelector"] == "a=b"
-    assert server.asked[1].query["allowWatchBookmarks"] == "true"
+    changes = stream(added("c"), {"type": "DELETED", "object": pod("a", 7)})
+    asked = watched({"b", "c"}, listing(5, "a", "b"), changes)
+    assert asked[1].query.items() >= {
+        ("resourceVersion", "5"),
+        ("labelSelector", "a=b"),
+        ("allowWatchBookmarks", "true"),
+    }
 
 
 def test_an_ended_stream_resumes_at_the_last_revision_or_bookmark() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a"))
-        server.answer("GET", "/pods", stream(("BOOKMARK", {"metadata": {"resourceVersion": "90"}})))
-        server.answer("GET", "/pods", stream(("ADDED", pod("c", 91)), open_seconds=60))
-
-    server = watched(script, {"a", "c"})
-    assert server.asked[2].query["resourceVersion"] == "90"
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "90"}}}
+    asked = watched({"a", "c"}, listing(5, "a"), stream(bookmark, open_seconds=0), stream(added("c")))
+    assert asked[2].query["resourceVersion"] == "90"
 
 
-def test_an_expired_revision_lists_again_and_drops_vanished_objects() -> None:
-    gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+UNKNOWN: list[object] = [{}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON"]
+TWO_TRIES = [Answer(0)] * 2
+"""aiohttp repeats a request whose connection was closed."""
+EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+DEEP_PAGE = {"items": [pod("a") | {"spec": "DEEP"}, pod("b")], "metadata": {"resourceVersion": "5"}}
 
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a", "b"))
-        server.answer("GET", "/pods", stream(("ERROR", gone)))
-        server.answer("GET", "/pods", listing(50, "b"))
-        server.answer("GET", "/pods", stream(open_seconds=60))
 
-    watched(script, {"b"})
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        pytest.param(
+            [listing(5, "a", "b"), stream({"type": "ERROR", "object": EXPIRED}), listing(50, "b"), stream()],
+            {"b"},
+            id="an expired revision: objects that vanished are dropped",
+        ),
+        pytest.param(
+            [refusal(500, "Internal"), listing(5, "a"), *TWO_TRIES, stream(added("b"))],
+            {"a", "b"},
+            id="errors of listing and watching",
+        ),
+        pytest.param(
+            [listing(5), stream(added("long", spec="x" * 3_000_000), added("b"))],
+            {"long", "b"},
+            id="an object that is longer than any buffer",
+        ),
+        pytest.param(
+            [Answer(text=deep(DEEP_PAGE)), stream(deep(added("c", spec="DEEP")), added("d"))],
+            {"a", "b", "c", "d"},
+            id="deeply nested objects in a page and in an event",
+        ),
+        pytest.param(
+            [listing(5, "bad", "a"), stream(added("bad"), added("b"))],
+            {"a", "b"},
+            id="an object that the sink cannot take",
+        ),
+        *[
+            pytest.param(
+                [listing(5, "a"), stream(event, open_seconds=0.1), listing(50, "a", "b"), stream()],
+                {"a", "b"},
+                id=f"an event of no known form: {event}",
+            )
+            for event in UNKNOWN
+        ],
+        *[
+            pytest.param([Answer(text=page), listing(5, "a"), stream()], {"a"}, id=f"a page that is no list: {page}")
+            for page in ("<html>gateway</html>", "[]", "7")
+        ],
+    ],
+)
+def test_the_sink_gets_everything_in_spite_of(answers: list[Answer], expected: set[str]) -> None:
+    assert len(watched(expected, *answers)) <= len(answers)
 
 
 def test_a_silent_stream_is_given_up() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a"))
-        server.answer("GET", "/pods", stream(open_seconds=60))
-        # Again and again, as an API server does: a busy machine may be silent for longer than the limit.
-        server.answer("GET", "/pods", stream(("ADDED", pod("b", 6)), open_seconds=60), times=100)
-
-    watched(script, {"a", "b"}, inactivity_seconds=0.1)
-
-
-def test_errors_of_listing_and_watching_are_outlived() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", refusal(500, "Internal"))
-        server.answer("GET", "/pods", listing(5, "a"))
-        server.answer("GET", "/pods", Answer(0))
-        server.answer("GET", "/pods", stream(("ADDED", pod("b", 6)), open_seconds=60))
-
-    watched(script, {"a", "b"})
-
-
-def test_objects_may_be_longer_than_any_buffer() -> None:
-    long = pod("long", 6) | {"spec": "x" * 3_000_000}
-
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5))
-        server.answer("GET", "/pods", stream(("ADDED", long), ("ADDED", pod("b", 7)), open_seconds=60))
-
-    watched(script, {"long", "b"})
-
-
-def deep_text(answer: Object) -> str:
-    """JSON of the answer with `DEEP` replaced by an object that Python's json module cannot decode."""
-    return json.dumps(answer).replace('"DEEP"', '{"a":' * 1200 + "1" + "}" * 1200)
-
-
-def test_a_deeply_nested_object_in_a_page_is_kept_without_its_depths() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        body = {"items": [pod("a", 5) | {"spec": "DEEP"}, pod("b", 5)], "metadata": {"resourceVersion": "5"}}
-        server.answer("GET", "/pods", Answer(text=deep_text(body)))
-        server.answer("GET", "/pods", stream(("ADDED", pod("c", 6)), open_seconds=60))
-
-    watched(script, {"a", "b", "c"})
-
-
-def test_a_deeply_nested_object_in_a_watch_event_stops_no_other_event() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a"))
-        deep = deep_text({"type": "ADDED", "object": pod("b", 6) | {"spec": "DEEP"}})
-        server.answer("GET", "/pods", Answer(lines=[deep, {"type": "ADDED", "object": pod("c", 7)}], open_seconds=60))
-
-    server = watched(script, {"a", "b", "c"})
-    assert len(server.asked) == 2
-
-
-class Picky(Names):
-    """A sink with a bug: it cannot take the pod `bad`."""
-
-    def put(self, obj: Object) -> None:
-        if obj["metadata"]["name"] == "bad":
-            raise TypeError("a bug")
-        super().put(obj)
-
-
-def test_an_object_that_the_sink_cannot_take_stops_no_other_object() -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "bad", "a"))
-        server.answer("GET", "/pods", stream(("MODIFIED", pod("bad", 6)), ("ADDED", pod("b", 7)), open_seconds=60))
-
-    server = watched(script, {"a", "b"}, sink=Picky())
-    assert len(server.asked) == 2
-
-
-@pytest.mark.parametrize("event", [{}, [], 5, {"type": "ADDED"}, {"type": "ERROR", "object": 7}, "not JSON"])
-def test_an_event_of_no_known_form_means_listing_again(event: Any) -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", listing(5, "a"))
-        server.answer("GET", "/pods", Answer(lines=[event], open_seconds=0.1))
-        server.answer("GET", "/pods", listing(50, "a", "b"))
-        server.answer("GET", "/pods", stream(open_seconds=60))
-
-    watched(script, {"a", "b"})
-
-
-@pytest.mark.parametrize("page", ["<html>gateway</html>", "[]", "7"])
-def test_a_page_that_is_no_list_removes_nothing(page: str) -> None:
-    def script(server: ScriptedApiServer) -> None:
-        server.answer("GET", "/pods", Answer(text=page))
-        server.answer("GET", "/pods", listing(5, "a"))
-        server.answer("GET", "/pods", stream(open_seconds=60))
-
-    server = watched(script, {"a"})
-    assert "watch" not in server.asked[1].query
+    # Again and again, as an API server does: a busy machine may be silent for longer than the limit.
+    watched({"a", "b"}, listing(5, "a"), stream(), *[stream(added("b"))] * 100, inactivity_seconds=0.1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from rljob_api.job import RLJob
 from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
@@ -17,6 +15,16 @@ Object = dict[str, Any]
 
 NAMESPACE = "research"
 UID = "5f0c1c9a-0f3c-4d55-9f3b-6f2f3a3d6f10"
+
+COMMON_LABELS = {
+    "rljob.dev/job-name": "sums",
+    "rljob.dev/job-uid": UID,
+    "app.kubernetes.io/name": "rljob",
+    "app.kubernetes.io/instance": "sums",
+    "app.kubernetes.io/part-of": "rljob",
+    "app.kubernetes.io/managed-by": "rljob-operator",
+}
+"""Of every object of the job `sums`."""
 
 PLAN = memory_plan(generation=3)
 
@@ -116,16 +124,3 @@ OTHER_TRAINER: Object = {
     "trainer": {"image": "verl:1", "command": ["torchrun"], "args": ["train.py"]},
     "policy": {"replicas": 2, "gpusPerReplica": 8},
 }
-
-JOBS = {
-    "of one worker": {},
-    "without GPUs": {"policy": {"replicas": 2, "gpusPerReplica": 0}},
-    "with rollouts of their own": DISAGGREGATED,
-    "with a model in an image": {"model": {"uri": "oci://registry/models/m:1"}},
-    "with a model in a claim": {"model": {"uri": "pvc://models/qwen"}},
-    "with a volume": {"checkpoint": {"volume": {"nfs": {"server": "nfs", "path": "/"}}}},
-    "with files of the task": {"task": {"name": "digits", "files": {"configMap": "my-task"}}},
-    "with a model cache": {"model": {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models"}}},
-    "of another trainer": OTHER_TRAINER,
-}
-every_job = pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())

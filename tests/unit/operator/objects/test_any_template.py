@@ -16,8 +16,18 @@ from rljob_operator.objects import job_objects
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.job_objects import MAX_BYTES_OF_A_POD, JobObjects
 from rljob_testing.memory_plans import memory_plan
-from tests.unit.operator.objects.builders import Object, job, objects, settings
-from tests.unit.operator.objects.test_pod_template import with_container
+from tests.unit.operator.objects.builders import (
+    Object,
+    environment_of,
+    job,
+    mounts_of,
+    objects,
+    pod_of,
+    references_of,
+    settings,
+    volumes_of,
+)
+from tests.unit.operator.objects.test_refused_templates import with_container
 
 STRANGE: tuple[Any, ...] = (
     *("", " ", "²", "١", "9" * 5_000, "1e999999", "1e9999999", "-1", "0x10", "NaN", "é", "a" * 300),
@@ -28,7 +38,7 @@ STRANGE: tuple[Any, ...] = (
 
 WORDS = """
     name rljob shm value valueFrom limits requests cpu memory nvidia.com/gpu key operator values emptyDir mountPath
-    containerPort protocol $patch matchExpressions
+    containerPort protocol $patch matchExpressions delete tmp job /dev/shm /run/rljob RLJOB_NAME RAY_AUTH_TOKEN POD_IP
 """
 words = st.sampled_from(WORDS.split())
 anything = st.recursive(
@@ -106,34 +116,34 @@ WITHOUT_GPU = written(TEMPLATE, ("spec", "containers", 0), CONTAINER)
 """For the controller, which may request none."""
 
 PROBING = settings(probe_image="registry/rljob/operator:1")
-JOBS: dict[str, Object] = {
-    "own trainer": {"model": {"uri": "hf://org/name"}, "topology": "Disaggregated"},
-    "own trainer with predicted memory": {"model": {"uri": "random://qwen3"}},
-    "another trainer": {"trainer": {"image": "verl:1"}},
-}
-ROLES = ("controller", "policy", "rollout")
+JOBS: list[Object] = [
+    {"model": {"uri": "hf://org/name"}, "topology": "Disaggregated"},
+    {"model": {"uri": "random://qwen3"}},  # whose memory is predicted
+    {"trainer": {"image": "verl:1"}},
+]
 
 
-@pytest.mark.parametrize("gang", ["Native", "Kueue", "Volcano"])
-@pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
-@examples(max_examples=100, deadline=None)
+@examples(max_examples=300, deadline=None)
 @given(
+    spec=st.sampled_from(JOBS),
+    gang=st.sampled_from(["Native", "Kueue", "Volcano"]),
     changes=st.lists(st.tuples(st.sampled_from(PATHS), anything), max_size=2),
-    role=st.sampled_from(ROLES),
+    role=st.sampled_from(["controller", "policy", "rollout"]),
     plan=st.sampled_from([None, memory_plan(generation=2, host_memory_bytes=1 << 40, shared_memory_bytes=1 << 40)]),
 )
-def test_any_template_makes_objects_or_is_refused_by_its_field(
-    gang: str, spec: Object, changes: list[tuple[tuple[Any, ...], Any]], role: str, plan: MemoryPlan | None
+def test_any_template_makes_whole_pods_or_is_refused_by_its_field(
+    spec: Object, gang: str, changes: list[tuple[tuple[Any, ...], Any]], role: str, plan: MemoryPlan | None
 ) -> None:
     if (role == "rollout" and "topology" not in spec) or (role == "controller" and "trainer" in spec):
         role = "policy"
     template = WITHOUT_GPU if role == "controller" else TEMPLATE
     for path, value in changes:
         template = written(template, path, value)
+    changed: Object = {**spec, role: {"template": template}}
+    plain = objects(job(queueName="q", **spec), PROBING, gang=gang, plan=plan)
     built: JobObjects | InvalidTemplate
     try:
-        fields: Object = {**spec, role: {"template": template}}
-        built = objects(job(queueName="q", **fields), PROBING, gang=gang, plan=plan)
+        built = objects(job(queueName="q", **changed), PROBING, gang=gang, plan=plan)
     except InvalidTemplate as refusal:
         built = refusal
     if isinstance(built, InvalidTemplate):
@@ -142,14 +152,23 @@ def test_any_template_makes_objects_or_is_refused_by_its_field(
         assert len(str(built)) < 2_000
         assert changes, "the template is valid"
         return
-    sizes = [len(json.dumps(pod)) for pod in built.pods]
-    assert max(sizes) < MAX_BYTES_OF_A_POD + 4096
+    assert max(len(json.dumps(pod)) for pod in built.pods) < MAX_BYTES_OF_A_POD + 4096
+    before, after = (pod_of(those, role) for those in (plain, built))
+    assert volumes_of(before).keys() <= volumes_of(after).keys()
+    assert mounts_of(before).items() <= mounts_of(after).items()
+    assert needed(environment_of(before)).items() <= environment_of(after).items()
+    assert needed(references_of(before)).items() <= references_of(after).items()
+    assert after["spec"]["restartPolicy"] == "Never"
 
 
-@pytest.mark.parametrize("value", STRANGE, ids=lambda value: ascii(value)[:20])
-def test_a_strange_number_in_the_allocator_settings_is_a_problem(value: Any) -> None:
-    if isinstance(value, str):
-        assert setting_problems(f"max_split_size_mb:{value}", (2, 11))
+def needed(variables: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in variables.items() if name.startswith(("RLJOB_", "RAY_AUTH_", "POD_IP"))}
+
+
+def test_a_strange_number_in_the_allocator_settings_is_a_problem() -> None:
+    for text in STRANGE:
+        if isinstance(text, str):
+            assert setting_problems(f"max_split_size_mb:{text}", (2, 11)), ascii(text)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from rljob_operator.objects.placement import GPU_NODE_LABELS
-from tests.unit.operator.objects.builders import Object, job, objects, pod_of, settings
+from tests.unit.operator.objects.builders import Object, job, objects, pod_of
 
-PLAIN_NODE: dict[str, str] = {"kubernetes.io/os": "linux"}
 GPU_NODES = [
     {"rljob.dev/has-gpus": "true"},
     {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVIDIA-H200"},
@@ -58,49 +57,35 @@ def admits(spec: Object, node: dict[str, str]) -> bool:
 
 def test_the_controller_goes_to_nodes_without_gpus() -> None:
     spec = controller_spec("GpuFreeNodes")
-    assert admits(spec, PLAIN_NODE)
+    assert admits(spec, {"kubernetes.io/os": "linux"})
     assert not any(admits(spec, node) for node in GPU_NODES)
+    assert not any(admits(spec, {label.key: label.value or "anything"}) for label in GPU_NODE_LABELS)
     assert all(admits(spec, node) for node in NODES_THAT_ONLY_SEEM_TO_HAVE_GPUS)
     assert "tolerations" not in spec
 
 
-def test_every_label_keeps_the_controller_away_by_itself() -> None:
-    spec = controller_spec("GpuFreeNodes")
-    for label in GPU_NODE_LABELS:
-        assert not admits(spec, {label.key: label.value or "anything"})
-
-
 def test_what_the_user_requires_holds_as_well_whichever_alternative() -> None:
     zones = [{"key": "zone", "operator": "In", "values": [zone]} for zone in ("a", "b")]
-    spec = controller_spec("GpuFreeNodes", affinity=requires(*zones))
-    assert admits(spec, {"zone": "a"})
-    assert admits(spec, {"zone": "b"})
-    assert not admits(spec, {"zone": "c"})
+    affinity = requires(*zones) | {"podAntiAffinity": {"x": []}}
+    spec = controller_spec("GpuFreeNodes", affinity=affinity, nodeSelector={"pool": "cpu"})
+    assert [admits(spec, {"zone": zone}) for zone in "abc"] == [True, True, False]
     assert not any(admits(spec, {"zone": "b", **node}) for node in GPU_NODES)
+    assert (spec["affinity"]["podAntiAffinity"], spec["nodeSelector"]) == ({"x": []}, {"pool": "cpu"})
 
 
 def test_a_term_that_matches_no_node_goes_on_matching_none() -> None:
     affinity = requires()
     affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] = [{}]
-    assert not admits(controller_spec("GpuFreeNodes", affinity=affinity), PLAIN_NODE)
-
-
-def test_other_affinities_of_the_user_stay() -> None:
-    spec = controller_spec("GpuFreeNodes", affinity={"podAntiAffinity": {"x": []}}, nodeSelector={"pool": "cpu"})
-    assert spec["affinity"]["podAntiAffinity"] == {"x": []}
-    assert spec["nodeSelector"] == {"pool": "cpu"}
+    assert not admits(controller_spec("GpuFreeNodes", affinity=affinity), {"kubernetes.io/os": "linux"})
 
 
 def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
     mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}}
     spec = controller_spec("AnyNode", affinity=affinity)
-    node_affinity = spec["affinity"]["nodeAffinity"]
-    assert "requiredDuringSchedulingIgnoredDuringExecution" not in node_affinity
-    first, added = node_affinity["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert first == mine
-    assert added["weight"] == 100
-    assert added["preference"]["matchExpressions"] == [label.absent() for label in GPU_NODE_LABELS]
+    absent = [label.absent() for label in GPU_NODE_LABELS]
+    preferred = [mine, {"weight": 100, "preference": {"matchExpressions": absent}}]
+    assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     untainted = controller_spec("UntaintedNodes", affinity=affinity)
     assert untainted["affinity"] == spec["affinity"]
@@ -114,8 +99,3 @@ def test_the_users_template_is_left_as_it_was(placement: str) -> None:
     before = a_job.model_dump_json()
     objects(a_job, controller_placement=placement)
     assert a_job.model_dump_json() == before
-
-
-def test_workers_stay_free_to_go_where_their_gpus_are() -> None:
-    pod = pod_of(objects(job(policy={"gpusPerReplica": 2}), settings()), "policy")
-    assert "affinity" not in pod["spec"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,77 +37,57 @@ def merged(spec: Object) -> Object:
     return result
 
 
-def merged_container(container: Object) -> Object:
-    (result,) = merged({"containers": [{"name": "rljob", **container}]})["containers"]
-    assert isinstance(result, dict)
-    return result
+@pytest.mark.parametrize(
+    ("spec", "field", "expected"),
+    [
+        ({}, "nodeSelector", {"disk": "ssd"}),
+        ({"nodeSelector": {"zone": "a"}}, "nodeSelector", {"disk": "ssd", "zone": "a"}),
+        ({"nodeSelector": None}, "nodeSelector", None),
+        ({"nodeSelector": {"disk": None}}, "nodeSelector", {}),
+        ({"nodeSelector": {"$patch": "replace", "zone": "a"}}, "nodeSelector", {"zone": "a"}),
+        ({"affinity": {"nodeAffinity": None}}, "affinity", {}),
+        ({"tolerations": [{"key": "yours"}]}, "tolerations", [{"key": "yours"}]),
+        # of a volume with another source, only that source is left
+        ({"volumes": [{"name": "shm", "nfs": {"path": "/x"}}]}, "volumes", [{"name": "shm", "nfs": {"path": "/x"}}]),
+        (
+            {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}}]},
+            "volumes",
+            [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}],
+        ),
+    ],
+)
+def test_a_field_of_the_pod_is_merged_replaced_or_deleted(spec: Object, field: str, expected: Any) -> None:
+    assert merged(spec).get(field) == expected
 
 
-def test_objects_merge_field_by_field() -> None:
-    assert merged({"nodeSelector": {"zone": "a"}})["nodeSelector"] == {"disk": "ssd", "zone": "a"}
+A, B, C = BASE["spec"]["containers"][0]["env"][0], {"name": "B", "value": "2"}, {"name": "C", "value": "3"}
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        ({"command": ["sh"]}, ["sh"]),
+        ({"args": ["sh"]}, ["sh"]),
+        ({"env": [{"$patch": "replace"}, C]}, [C]),
+        ({"env": [B]}, [A, B]),  # no reference is left of it
+        ({"env": [C]}, ["A", "B", "C"]),
+        ({"env": [{"name": "A", "$patch": "delete"}]}, ["B"]),
+        ({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}, ["shm", "data"]),
+        ({"volumeMounts": [{"name": "other", "mountPath": "/dev/shm"}]}, ["other"]),
+        ({"ports": [{"containerPort": 6379, "name": "renamed"}]}, ["renamed"]),
+        ({"ports": [{"containerPort": 6379, "protocol": "UDP", "name": "other"}]}, ["ray", "other"]),
+    ],
+)
+def test_lists_of_a_container_are_merged_by_key_or_replaced(container: Object, expected: list[Any]) -> None:
+    """`expected`: the elements, or their names."""
+    (found,) = merged({"containers": [{"name": "rljob", **container}]})["containers"]
+    (field,) = container
+    assert expected in (found[field], [element["name"] for element in found[field] if isinstance(element, dict)])
 
 
 def test_a_field_named_like_a_keyed_list_elsewhere_is_just_a_field() -> None:
     result = strategic_merge(BASE, {"metadata": {"labels": {"env": "prod", "volumes": "many"}}}, POD, "template")
     assert result["metadata"]["labels"] == {"a": "1", "env": "prod", "volumes": "many"}
-
-
-def test_null_deletes_a_field() -> None:
-    assert "nodeSelector" not in merged({"nodeSelector": None})
-    assert merged({"nodeSelector": {"disk": None}})["nodeSelector"] == {}
-    assert merged({"affinity": {"nodeAffinity": None}})["affinity"] == {}
-
-
-@pytest.mark.parametrize("field", ["command", "args"])
-def test_lists_of_plain_values_are_replaced(field: str) -> None:
-    assert merged_container({field: ["sh"]})[field] == ["sh"]
-
-
-def test_tolerations_are_replaced_as_kubernetes_does() -> None:
-    assert merged({"tolerations": [{"key": "yours"}]})["tolerations"] == [{"key": "yours"}]
-
-
-@pytest.mark.parametrize(
-    ("field", "element", "expected"),
-    [
-        ("env", {"name": "C", "value": "3"}, ["A", "B", "C"]),
-        ("env", {"name": "A", "value": "2"}, ["A", "B"]),
-        ("env", {"name": "A", "$patch": "delete"}, ["B"]),
-        ("volumeMounts", {"name": "data", "mountPath": "/data"}, ["shm", "data"]),
-        ("volumeMounts", {"name": "other", "mountPath": "/dev/shm"}, ["other"]),
-        ("ports", {"containerPort": 6379, "name": "renamed"}, ["renamed"]),
-        ("ports", {"containerPort": 6379, "protocol": "UDP", "name": "other"}, ["ray", "other"]),
-    ],
-)
-def test_elements_of_a_keyed_list_are_matched_by_key(field: str, element: Object, expected: list[str]) -> None:
-    assert [found["name"] for found in merged_container({field: [element]})[field]] == expected
-
-
-def test_a_list_can_be_replaced_as_a_whole() -> None:
-    assert merged_container({"env": [{"$patch": "replace"}, {"name": "C", "value": "3"}]})["env"] == [
-        {"name": "C", "value": "3"}
-    ]
-
-
-def test_an_object_can_be_replaced_as_a_whole() -> None:
-    assert merged({"nodeSelector": {"$patch": "replace", "zone": "a"}})["nodeSelector"] == {"zone": "a"}
-
-
-def test_a_volume_of_another_source_is_that_source_alone() -> None:
-    assert merged({"volumes": [{"name": "shm", "hostPath": {"path": "/x"}}]})["volumes"] == [
-        {"name": "shm", "hostPath": {"path": "/x"}}
-    ]
-
-
-def test_a_volume_of_the_same_source_is_merged() -> None:
-    assert merged({"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}}]})["volumes"] == [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
-    ]
-
-
-def test_a_variable_with_a_value_has_no_reference_left() -> None:
-    environment = merged_container({"env": [{"name": "B", "value": "2"}]})["env"]
-    assert environment == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
 
 
 @pytest.mark.parametrize(
@@ -153,37 +134,19 @@ specs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
-@given(specs)
-def test_merging_twice_changes_no_more_than_merging_once(spec: Object) -> None:
-    patch = {"spec": spec}
-    once = strategic_merge(BASE, patch, POD, "template")
-    assert strategic_merge(once, patch, POD, "template") == once
+def leaves(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [*value.keys(), *(leaf for below in value.values() for leaf in leaves(below))]
+    if isinstance(value, list):
+        return [leaf for below in value for leaf in leaves(below)]
+    return [value]
 
 
 @settings(deadline=None)
 @given(specs)
-def test_merging_changes_neither_side(spec: Object) -> None:
+def test_merging_is_idempotent_and_leaves_neither_nulls_nor_directives(spec: Object) -> None:
     base, patch = deepcopy(BASE), {"spec": deepcopy(spec)}
-    strategic_merge(base, patch, POD, "template")
-    assert base == BASE
-    assert patch == {"spec": spec}
-
-
-@settings(deadline=None)
-@given(specs)
-def test_no_null_and_no_directive_is_left(spec: Object) -> None:
-    def leaves(value: object) -> list[object]:
-        if isinstance(value, dict):
-            return [*value.keys(), *(leaf for below in value.values() for leaf in leaves(below))]
-        if isinstance(value, list):
-            return [leaf for below in value for leaf in leaves(below)]
-        return [value]
-
-    found = leaves(strategic_merge(BASE, {"spec": spec}, POD, "template"))
-    assert None not in found
-    assert "$patch" not in found
-
-
-def test_an_empty_patch_changes_nothing() -> None:
-    assert strategic_merge(BASE, {}, POD, "template") == BASE
+    once = strategic_merge(base, patch, POD, "template")
+    assert strategic_merge(once, patch, POD, "template") == once
+    assert not {None, "$patch"} & set(leaves(once))
+    assert (base, patch) == (BASE, {"spec": spec}), "neither side changes"

@@ -1,22 +1,34 @@
-"""Observations of one job from the caches, and the keys that changes wake."""
+"""Observations of one job from the caches, the keys that changes wake, and the watches that fill the caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+import asyncio
+import ssl
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from rljob_operator.kube.watch import Key
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.resources import RLJOBS
+from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.kube.watch import Key, Reflector
+from rljob_operator.metrics import WATCH_AGE_SECONDS
 from rljob_operator.observe import job_facts
-from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import CHECK_SECONDS, Observer
 from rljob_operator.observe.packed import unpack
+from rljob_operator.observe.watches import OWN_OBJECTS, Attendance, reflectors
 from rljob_operator.reconcile.observed import Observed, ObservedNode
+from rljob_operator.runtime.endpoints import Health
+from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play
 from tests.unit.operator.observe.objects import UID, Object, job, node, pod, step_report
 
 SUMS: Key = ("research", "sums")
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+LEAVING: Object = {"deletionTimestamp": "2026-01-02T04:00:00Z"}
+OF_A_DELETED_JOB: Object = {"ownerReferences": [{"uid": "of-a-deleted-job", "controller": True}]}
+SCHEDULED = {"conditions": [{"type": "Scheduled", "status": "True"}]}
 
 
 class Woken(list[Key]):
@@ -33,7 +45,7 @@ def woken() -> Woken:
 
 @pytest.fixture
 def observer(woken: Woken) -> Observer:
-    return Observer(GPUS, woken.append)
+    return Observer(("nvidia.com/gpu", "amd.com/gpu"), woken.append)
 
 
 def seen(observer: Observer) -> Observed:
@@ -42,47 +54,36 @@ def seen(observer: Observer) -> Observed:
     return observation.observed
 
 
-def test_nothing_is_known_of_a_job_that_is_not_there(observer: Observer) -> None:
+def test_a_job_is_put_together_from_all_caches(observer: Observer) -> None:
     observer.pods.put(pod())
     assert observer.observe(SUMS) is None
-
-
-def test_a_job_is_put_together_from_all_caches(observer: Observer) -> None:
     observer.jobs.put(job(status={"step": 3}))
-    observer.pods.put(pod())
     observer.step_reports.put(step_report(step=4))
     observer.nodes.put(node("gpu-node", gpus="8"))
     observer.set_api_groups(frozenset({"apps", "kueue.x-k8s.io"}))
     observation = observer.observe(SUMS)
     assert observation is not None
     assert (observation.resource_version, observation.status) == ("10", {"step": 3})
-    job_seen = observation.observed
-    assert job_seen.job is not None
-    assert [found.name for found in job_seen.pods] == ["sums-controller"]
-    assert job_seen.step_report is not None
-    assert job_seen.step_report.step == 4
-    assert job_seen.nodes == (ObservedNode("gpu-node", gpus=8, usable=True),)
-    assert (job_seen.kueue_installed, job_seen.volcano_installed) == (True, False)
-    assert job_seen.fresh_token != seen(observer).fresh_token
-
-
-def test_pods_that_are_not_the_jobs_own_are_foreign(observer: Observer) -> None:
-    observer.jobs.put(job())
-    observer.pods.put(pod("a", ownerReferences=[]))
-    observer.pods.put(pod("b", ownerReferences=[{"uid": "of-a-deleted-job", "controller": True}]))
-    observer.pods.put(pod("c", labels={"rljob.dev/job-name": "sums"}))
-    assert seen(observer).foreign_pods == ("a", "b", "c")
+    found = observation.observed
+    assert found.job is not None
+    assert [pod.name for pod in found.pods] == ["sums-controller"]
+    assert found.step_report is not None
+    assert found.step_report.step == 4
+    assert found.nodes == (ObservedNode("gpu-node", gpus=8, usable=True),)
+    assert (found.kueue_installed, found.volcano_installed) == (True, False)
+    assert found.fresh_token != seen(observer).fresh_token
+    observer.pods.remove(pod(version=21))
     assert seen(observer).pods == ()
 
 
-LEAVING: Object = {"deletionTimestamp": "2026-01-02T04:00:00Z"}
-
-
-def test_a_leaving_pod_of_a_deleted_job_is_waited_for(observer: Observer) -> None:
+def test_pods_that_are_not_the_jobs_own_are_foreign_or_waited_for(observer: Observer) -> None:
     observer.jobs.put(job())
-    observer.pods.put(pod("a", ownerReferences=[{"uid": "of-a-deleted-job", "controller": True}], **LEAVING))
-    assert seen(observer).foreign_pods == ()
-    assert "pod a of a deleted job of this name" in (seen(observer).left_behind or "")
+    observer.pods.put(pod("a", ownerReferences=[]))
+    observer.pods.put(pod("b", **OF_A_DELETED_JOB))
+    observer.pods.put(pod("c", labels={"rljob.dev/job-name": "sums"}))
+    observer.pods.put(pod("leaving", **OF_A_DELETED_JOB, **LEAVING))
+    assert (seen(observer).pods, seen(observer).foreign_pods) == ((), ("a", "b", "c"))
+    assert "pod leaving of a deleted job of this name" in (seen(observer).left_behind or "")
 
 
 def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Observer) -> None:
@@ -93,13 +94,6 @@ def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Obser
     assert observer.orphaned_workloads(SUMS) == ("sums-rljob-1",)
     observer.pods.put(pod(version=21, **LEAVING))
     assert observer.orphaned_workloads(SUMS) == (), "it was admitted"
-
-
-def test_a_pod_that_is_gone_is_not_seen(observer: Observer) -> None:
-    observer.jobs.put(job())
-    observer.pods.put(pod(version=20))
-    observer.pods.remove(pod(version=21))
-    assert seen(observer).pods == ()
 
 
 def test_a_change_wakes_its_job_and_no_other(observer: Observer, woken: Woken) -> None:
@@ -118,7 +112,7 @@ def test_a_change_wakes_its_job_and_no_other(observer: Observer, woken: Woken) -
 
 def test_a_node_with_room_wakes_the_jobs_that_have_no_nodes(observer: Observer, woken: Woken) -> None:
     observer.jobs.put(job())
-    observer.jobs.put(job("placed", status={"conditions": [{"type": "Scheduled", "status": "True"}]}))
+    observer.jobs.put(job("placed", status=SCHEDULED))
     woken.clear()
     observer.nodes.put(node())
     assert woken.taken() == set(), "they are woken in portions"
@@ -129,15 +123,20 @@ def test_a_node_with_room_wakes_the_jobs_that_have_no_nodes(observer: Observer, 
     assert seen(observer).nodes == (ObservedNode("cpu-node", gpus=0, usable=False),)
 
 
-def test_running_jobs_are_known(observer: Observer) -> None:
-    observer.jobs.put(job())
-    assert not observer.runs(SUMS)
-    observer.jobs.put(job(version=11, status={"conditions": [{"type": "Scheduled", "status": "True"}]}))
-    assert observer.runs(SUMS)
-    observer.jobs.put(job(version=12, status={"display": {"phase": "Recovering"}}))
-    assert observer.runs(SUMS)
-    observer.jobs.put(job(version=13, status={"display": {"phase": "Complete"}}))
-    assert not observer.runs(SUMS)
+@pytest.mark.parametrize(
+    ("status", "placed", "runs"),
+    [
+        ({}, False, False),
+        (SCHEDULED, True, True),
+        ({"display": {"phase": "Recovering"}}, False, True),
+        ({"display": {"phase": "Complete"}}, True, False),
+    ],
+)
+def test_jobs_that_have_or_need_no_nodes_and_those_that_run(
+    observer: Observer, status: Object, placed: bool, runs: bool
+) -> None:
+    observer.jobs.put(job(status=status))
+    assert (job_facts.job_fact(job(status=status)).placed, observer.runs(SUMS)) == (placed, runs)
 
 
 def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,17 +156,14 @@ def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, mon
     assert len(parsed) == 2
 
 
-def test_setbacks_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:
+def test_refusals_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:
     observer.jobs.put(job())
     observer.refusals(SUMS).refused = "exceeded quota"
     observer.refusals(SUMS).name_taken("sums-controller")
     observer.refusals(SUMS).namespace_terminating = True
     found = seen(observer)
-    assert (found.refused, found.foreign_pods, found.namespace_terminating) == (
-        "exceeded quota",
-        ("sums-controller",),
-        True,
-    )
+    known = (found.refused, found.foreign_pods, found.namespace_terminating)
+    assert known == ("exceeded quota", ("sums-controller",), True)
     observer.accepted(SUMS)
     assert (seen(observer).refused, seen(observer).foreign_pods) == (None, ())
     observer.refusals(SUMS).refused = "exceeded quota"
@@ -183,87 +179,123 @@ def test_answers_to_writes_are_known_at_once(observer: Observer) -> None:
     assert seen(observer).uid == UID
 
 
-LOST_AT = "2026-01-02T04:00:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (node(gpus="8"), NodeFact(ObservedNode("cpu-node", 8, usable=True), labelled=False)),
-        (node(gpus="0"), NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=False)),
-        (node(gpus="1k"), NodeFact(ObservedNode("cpu-node", 1000, usable=True), labelled=False)),
-        (
-            node(labels={"rljob.dev/has-gpus": "true"}),
-            NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=True),
-        ),
-        (
-            node(status={"allocatable": {"nvidia.com/gpu": "4", "amd.com/gpu": "2"}}),
-            NodeFact(ObservedNode("cpu-node", 6, usable=False), labelled=False),
-        ),
-        (
-            node(status={"declaredFeatures": ["RestartAllContainersOnContainerExits"]}),
-            NodeFact(ObservedNode("cpu-node", 0, usable=False, restarts_in_place=True), labelled=False),
-        ),
-        (
-            node(status={"conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": LOST_AT}]}),
-            NodeFact(
-                ObservedNode("cpu-node", 0, usable=False, unreachable_since=datetime.fromisoformat(LOST_AT)),
-                labelled=False,
-            ),
-        ),
-        (
-            node(status={"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": LOST_AT}]}),
-            NodeFact(ObservedNode("cpu-node", 0, usable=False), labelled=False),
-        ),
-        (
-            node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}),
-            NodeFact(ObservedNode("cpu-node", 0, usable=True, tainted=True), labelled=False),
-        ),
-        (
-            node(spec={"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}),
-            NodeFact(ObservedNode("cpu-node", 0, usable=True), labelled=False),
-        ),
-    ],
-)
-def test_what_is_read_from_a_node(given: dict[str, object], expected: NodeFact) -> None:
-    assert node_fact(given, GPUS) == expected
-
-
 def test_lookups_of_objects_are_spread_and_follow_a_deleted_report() -> None:
-    key = ("research", "sums")
     first = set()
     for _ in range(5):
         observer = Observer((), lambda _key: None)
         observer.jobs.put(job())
-        seen = observer.observe(key)
-        assert seen is not None
-        assert 0 < (seen.observed.objects_check_seconds or 0) <= CHECK_SECONDS
-        first.add(seen.observed.objects_check_seconds)
+        assert 0 < (seen(observer).objects_check_seconds or 0) <= CHECK_SECONDS
+        first.add(seen(observer).objects_check_seconds)
     assert len(first) == 5
     observer.step_reports.put(step_report(step=1))
     observer.step_reports.remove(step_report(version=41))
-    deleted = observer.observe(key)
-    assert deleted is not None
-    assert deleted.observed.objects_check_seconds == 0
-    look_up(observer, key)
-    checked = observer.observe(key)
-    assert checked is not None
-    assert (checked.observed.objects_check_seconds or 0) > CHECK_SECONDS / 2
+    assert seen(observer).objects_check_seconds == 0
+    observer.objects_checked(SUMS, failed=True)
+    observer.objects_checked(SUMS)
+    assert (seen(observer).objects_check_seconds or 0) > CHECK_SECONDS / 2
+    observer.step_reports.put(step_report(version=42, step=1))
+    observer.objects_checked(SUMS, failed=True)
+    observer.step_reports.remove(step_report(version=43))  # during the lookup
+    observer.objects_checked(SUMS)
+    assert seen(observer).objects_check_seconds == 0
 
 
-def test_a_report_deleted_during_a_lookup_is_looked_up_again() -> None:
-    key = ("research", "sums")
-    observer = Observer((), lambda _key: None)
-    observer.jobs.put(job())
-    observer.step_reports.put(step_report(step=1))
-    look_up(observer, key, meanwhile=lambda: observer.step_reports.remove(step_report(version=41)))
-    again = observer.observe(key)
-    assert again is not None
-    assert again.observed.objects_check_seconds == 0
+# --- watches ---
 
 
-def look_up(observer: Observer, key: Key, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Mark a successful lookup, as the reconcile loop does."""
-    observer.objects_checked(key, failed=True)
-    meanwhile()
-    observer.objects_checked(key)
+def test_each_namespace_has_a_watch_of_each_kind() -> None:
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=1)
+        observer = Observer((), lambda _: None)
+        for namespaces, watched in ((("a", "b"), ("a", "b")), ((), (None,))):
+            watches = reflectors(client, observer, namespaces, watch_nodes=bool(namespaces))
+            kinds = [(watch.resource.plural, watch.namespace, watch._label_selector) for watch in watches]
+            selectors = (("rljobs", ""), ("pods", OWN_OBJECTS), ("stepreports", OWN_OBJECTS))
+            nodes = [("nodes", None, "")] if namespaces else []
+            assert kinds == [(kind, where, selector) for where in watched for kind, selector in selectors] + nodes
+        await client.close()
+
+    play(story)
+
+
+def test_a_job_deleted_while_the_watch_was_down_is_removed() -> None:
+    def listing(version: int, *items: Object) -> Answer:
+        return Answer(body={"items": list(items), "metadata": {"resourceVersion": str(version)}})
+
+    def script(server: ScriptedApiServer) -> None:
+        expired: Object = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+        server.answer("GET", "/rljobs", listing(20, job("a"), job("b")))
+        server.answer("GET", "/rljobs", Answer(lines=[expired]))
+        server.answer("GET", "/rljobs", listing(30, job("b")))
+        server.answer("GET", "/rljobs", Answer(lines=[], open_seconds=60))
+
+    async def story(serving: Serving) -> None:
+        observer = Observer((), lambda _: None)
+        client = ApiClient(serving.connection, concurrency=2, retry=RetryPolicy(attempts=1))
+        [watch] = [found for found in reflectors(client, observer, (), watch_nodes=False) if found.resource is RLJOBS]
+        running = asyncio.create_task(watch.run())
+        await watch.synced.wait()
+        async with asyncio.timeout(60):
+            while {name for (_, name), _ in observer.jobs.items()} != {"b"}:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
+
+    play(story, script)
+
+
+class TwoNamespaces:
+    """Two namespaces without objects; requests about those in `lost` are refused."""
+
+    def __init__(self, lost: set[str]) -> None:
+        self.lost = lost
+        self.attended = list[str | None]()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if any(f"/namespaces/{namespace}/" in request.path for namespace in self.lost):
+            refused = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "pods is forbidden"}
+            return web.json_response(refused, status=403)
+        if "watch" in request.query:
+            await asyncio.sleep(0.1)
+        return web.json_response({"metadata": {"resourceVersion": "5"}, "items": []})
+
+    async def watch(self, story: Any) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        async with TestServer(app) as server:
+            url = str(server.make_url("")).rstrip("/")
+            client = ApiClient(Connection(url, "operators", ssl.create_default_context(), lambda: {}), concurrency=16)
+            watches = reflectors(client, Observer((), lambda _: None), ("team-a", "team-b"), watch_nodes=False)
+            for watch in watches:
+                watch._reconnect_seconds = 0.01
+            attendance = Attendance(watches, self.attended.append)
+            tasks = [asyncio.create_task(watch.run()) for watch in watches]
+            async with asyncio.timeout(240):
+                await story(watches, attendance)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await client.close()
+
+
+def test_a_namespace_that_cannot_be_watched_stops_no_other() -> None:
+    async def story(watches: list[Reflector], attendance: Attendance) -> None:
+        for watch in watches:
+            await watch.settled.wait()
+        assert (attendance.includes("team-a"), attendance.includes("team-b")) == (True, False)
+        health = Health(stale_watch_seconds=600.0)
+        health.watching(watches)
+        for watch in watches:
+            if watch.namespace == "team-b":
+                watch._heard_at -= 700.0
+        assert health.problem() is None
+        WATCH_AGE_SECONDS.clear()  # its functions would outlive the test
+        for attended in (True, False, True):
+            cluster.lost = set() if attended else {"team-b"}
+            while attendance.includes("team-b") != attended or not attendance.includes("team-a"):
+                await asyncio.sleep(0.01)
+
+    cluster = TwoNamespaces({"team-b"})
+    asyncio.run(cluster.watch(story))
+    assert cluster.attended == ["team-a", "team-b", "team-b"]

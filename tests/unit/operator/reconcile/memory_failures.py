@@ -9,17 +9,9 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
-from rljob_api.status import RLJobStatus
 from rljob_api.step_report import Evidence
 from rljob_testing.memory_plans import memory_profile
-from rljob_testing.simulated_cluster import (
-    CONTROLLER,
-    CPU_NODE,
-    GPU_NODE,
-    PLAN,
-    SimulatedCluster,
-    job_spec,
-)
+from rljob_testing.simulated_cluster import CONTROLLER, CPU_NODE, GPU_NODE, PLAN, SimulatedCluster, running_job
 
 GIB = 1 << 30
 FRAGMENTED = (
@@ -45,21 +37,12 @@ def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
     if limit:
         container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
         spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    cluster = SimulatedCluster(spec=job_spec(**spec)).run()
-    cluster.tick(10)
-    cluster.reports(step, memory_profile=FACTS, phase="update")
-    cluster.settle()
-    return cluster
-
-
-def status_of(cluster: SimulatedCluster) -> RLJobStatus:
-    assert cluster.status is not None
-    return cluster.status
+    return running_job(**spec).tick(10).reports(step, memory_profile=FACTS, phase="update").settled()
 
 
 def evidence(cluster: SimulatedCluster, **overrides: Any) -> Evidence:
-    values = {"time": cluster.now, "attempt": 1, "role": "policy", "rank": 1, "step": 4, "phase": "update"}
-    return Evidence.model_validate(values | {"message": FRAGMENTED} | overrides)
+    values = {"time": cluster.now, "attempt": cluster.attempt.number, "role": "policy", "rank": 1, "step": 4}
+    return Evidence.model_validate(values | {"phase": "update", "message": FRAGMENTED} | overrides)
 
 
 def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides: Any) -> PlanChange:
@@ -77,17 +60,18 @@ def trainers_change(cluster: SimulatedCluster, generation: int = 2, **overrides:
     return PlanChange.model_validate(values | overrides)
 
 
-def out_of_device_memory(cluster: SimulatedCluster, step: int = 3) -> None:
-    words = evidence(cluster, attempt=cluster.attempt.number, step=step + 1)
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-1 ran out", step=step, evidence=words)
+def run_out(
+    cluster: SimulatedCluster, step: int = 3, code: int = ExitCode.DEVICE_OUT_OF_MEMORY, **overrides: Any
+) -> SimulatedCluster:
+    """Let the controller end for memory. `overrides`: of its evidence."""
+    found = evidence(cluster, **{"step": step + 1} | overrides)
+    return cluster.end(CONTROLLER, code, sentence="policy-1 ran out", step=step, evidence=found)
 
 
 def waiting(
     nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
 ) -> SimulatedCluster:
     """A job whose controller cannot continue and waits for a changed plan."""
-    cluster = SimulatedCluster(spec=job_spec(**spec), nodes=nodes).run()
-    cluster.tick(10)
-    words = evidence(cluster, time=cluster.now)
-    cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=words, pending_exit=PENDING)
-    return cluster
+    cluster = running_job(**spec, nodes=nodes).tick(10)
+    found = evidence(cluster)
+    return cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=found, pending_exit=PENDING)

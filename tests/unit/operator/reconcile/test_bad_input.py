@@ -1,242 +1,288 @@
-"""Bad input of people and programs ends in a condition, never in a crash or a hot loop."""
+"""Bad input of people and programs ends in a condition: never in a crash, a hot loop, or many status writes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rljob_api.api_model import MAX_INTEGER
 from rljob_api.conditions import ConditionType
-from rljob_api.status import RLJobStatus
+from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
+from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec
+from rljob_operator.reconcile.status_bounds import MAX_STATUS_BYTES, bounded
+from rljob_operator.reconcile.trusted_state import usable_report
+from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE, WriteBudget
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    PLAN,
+    POLICY_0,
+    POLICY_1,
+    START,
+    SimulatedCluster,
+    new_job,
+    running_job,
+)
+
+UNREADABLE: dict[str, Any] = {"problem": "spec.rollout.engineArgs: must not set model"}
+
+
+# --- specs ---
 
 
 def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
-    cluster = SimulatedCluster(facts={"problem": "spec.rollout.engineArgs: must not set model"})
+    cluster = new_job(facts=UNREADABLE)
     assert cluster.settle() == Desired()
-    stalled = cluster.condition(ConditionType.STALLED)
-    assert (stalled.status, stalled.reason) == ("True", "InvalidSpec")
-    assert "must not set model" in stalled.message
-    assert cluster.phase == "Invalid"
-    assert not cluster.holds(ConditionType.FAILED), "kubectl wait --for=condition=Failed is for the end of a job"
-    cluster.facts = {}
-    assert cluster.run().phase == "Running"
-    assert not cluster.holds(ConditionType.STALLED)
+    cluster.expect(phase="Invalid", stalled=(True, "InvalidSpec"), stalled_says="must not set model", failed=False)
+    cluster.observes().run().expect(phase="Running", stalled=False)
 
 
 def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
-    cluster.settle()
-    assert cluster.phase == "Running"
-    stalled = cluster.condition(ConditionType.STALLED)
-    assert (stalled.status, stalled.reason) == ("True", "InvalidSpec")
-    assert "the running attempt keeps its spec" in stalled.message
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=30)
-    for pod in (POLICY_0, POLICY_1):
-        cluster.end(pod, 83)
-    cluster.settle()
-    assert cluster.phase == "Invalid"
-    assert cluster.attempt.end_time is None
-    cluster.facts = {}
-    cluster.next_attempt_runs()
-    assert (cluster.phase, cluster.attempt.from_step) == ("Running", 31)
+    cluster = running_job().observes(**UNREADABLE)
+    cluster.settled(phase="Running", stalled="InvalidSpec", stalled_says="the running attempt keeps its spec")
+    cluster.end(CONTROLLER, 1, sentence="it broke", step=30).end(POLICY_0, 83).end(POLICY_1, 83)
+    cluster.settled(phase="Invalid", end_time=None).observes()
+    cluster.next_attempt_runs().expect(phase="Running", from_step=31).observes(**UNREADABLE)
+    cluster.end(CONTROLLER, 0).end(POLICY_0, 0).end(POLICY_1, 0).settled(phase="Invalid")
+    cluster.observes().settled(phase="Complete", failed=False)
 
 
-def test_a_job_that_completed_under_an_unreadable_spec_is_complete() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.facts = {"problem": "spec.rollout.engineArgs: must not set model"}
-    for pod in (CONTROLLER, POLICY_0, POLICY_1):
-        cluster.end(pod, 0)
-    cluster.settle()
-    assert cluster.phase == "Invalid"
-    cluster.facts = {}
-    cluster.settle()
-    assert cluster.phase == "Complete"
-    assert not cluster.holds(ConditionType.FAILED)
-
-
-def test_an_unmergeable_template_is_an_invalid_spec() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"template": {"spec": {"containers": "rljob"}}}))
+def test_an_unmergeable_template_is_an_invalid_spec_that_can_be_suspended() -> None:
+    cluster = new_job(policy={"template": {"spec": {"containers": "rljob"}}})
     assert cluster.settle() == Desired()
-    assert cluster.condition(ConditionType.STALLED).reason == "InvalidSpec"
+    cluster.expect(stalled="InvalidSpec", pods=set())
     assert cluster.events == ["InvalidSpec"]
-    assert cluster.pods == {}
-    cluster.change_spec(policy={"replicas": 2})
-    assert cluster.run().phase == "Running"
-    assert not cluster.holds(ConditionType.STALLED)
+    assert cluster.change_spec(suspend=True).settle() == Desired()
+    cluster.expect(phase="Suspended").change_spec(policy={"replicas": 2}, suspend=False)
+    cluster.run().expect(phase="Running", stalled=False)
+
+
+# --- statuses ---
 
 
 def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=5)
-    cluster.next_attempt_runs()
-    cluster.reports(20)
+    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=5).next_attempt_runs().reports(20)
     pods = dict(cluster.pods)
-    cluster.set_status(None)
-    cluster.settle()
+    cluster.set_status(None).settled(number=2, phase="Running", step=20)
     assert cluster.pods == pods, "nothing was restarted"
-    assert cluster.attempt.number == 2
-    assert cluster.phase == "Running"
-    assert cluster.status is not None
-    assert cluster.status.step == 20
-
-
-def test_a_lost_status_of_a_complete_job_is_complete_again() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 0, sentence="done", step=60)
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.set_status(RLJobStatus())
-    cluster.settle()
-    assert cluster.phase == "Complete"
-    assert set(cluster.pods) == {CONTROLLER}
+    cluster.complete().set_status(RLJobStatus()).settled(phase="Complete", pods={CONTROLLER})
 
 
 def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
-    cluster = SimulatedCluster().run()
-    assert cluster.status is not None
+    cluster = running_job()
     complete = cluster.condition(ConditionType.COMPLETE).model_copy(update={"status": "True"})
-    conditions = [complete if c.type == "Complete" else c for c in cluster.status.conditions]
-    cluster.set_status(cluster.status.model_copy(update={"conditions": conditions}))
-    cluster.next_attempt_runs()
-    assert cluster.phase == "Running"
+    others = [it for it in cluster.stored.conditions if it.type != complete.type]
+    cluster.set_status(cluster.stored.model_copy(update={"conditions": [*others, complete]}))
+    cluster.next_attempt_runs().expect(phase="Running")
 
 
 def test_times_to_come_do_not_stop_a_job() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=0)
-    for _ in range(3):
-        cluster.settle()
-        cluster.finish_deletions()
-    assert cluster.status is not None
+    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=0).stop()
     never = cluster.now.replace(year=9999)
     attempt = cluster.attempt.model_copy(update={"end_time": never})
-    cluster.set_status(cluster.status.model_copy(update={"attempts": [attempt], "update_time": never}))
-    cluster.settle()
-    cluster.tick(10)
-    assert cluster.run().phase == "Running"
+    cluster.set_status(cluster.stored.model_copy(update={"attempts": [attempt], "update_time": never}))
+    cluster.settled().tick(10).run().expect(phase="Running")
 
 
-def test_pods_of_an_ended_attempt_are_deleted_before_completion() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.vanish(POLICY_1)
-    cluster.change_pod(POLICY_0, attempt=0)
-    cluster.change_pod(CONTROLLER, attempt=0)
+# --- objects of others, and refusals ---
+
+TAKEN = "PersistentVolumeClaim demo-checkpoints exists and does not belong to this job"
+MISSING = "expected ConfigMap my-task (spec.task.files.configMap) in namespace demo, found none: create it"
+QUOTA = 'pods "demo-controller" is forbidden: exceeded quota: gpus, requested: 1, limited: 0'
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "message", "events"),
+    [
+        ({"foreign_object": TAKEN}, "ForeignObject", TAKEN, ["ForeignObject"]),
+        ({"missing_object": MISSING}, "MissingObject", MISSING, []),
+        ({"refused": QUOTA}, "PodsRefused", "exceeded quota", []),
+        ({"foreign_pods": (POLICY_0,)}, "ForeignPod", POLICY_0, []),
+    ],
+)
+def test_an_obstacle_is_named_once_and_tried_again_later(
+    facts: dict[str, Any], reason: str, message: str, events: list[str]
+) -> None:
+    cluster = new_job()
     cluster.round()
-    assert [pod.name for pod in cluster.pods.values() if pod.deleting] == [CONTROLLER]
-    assert POLICY_1 not in cluster.pods
-
-
-def test_a_foreign_pod_in_the_way_is_named_and_never_touched() -> None:
-    cluster = SimulatedCluster(facts={"foreign_pods": (POLICY_0,)})
-    cluster.round()
-    desired = cluster.round()
-    assert not desired.create
-    assert not desired.delete_pods
-    scheduled = cluster.condition(ConditionType.SCHEDULED)
-    assert scheduled.reason == "ForeignPod"
-    assert POLICY_0 in scheduled.message
-    assert cluster.settle().requeue_after_seconds == 30
+    first = cluster.observes(**facts).round()
+    assert (first.create, first.delete_pods) == ((), ())
+    cluster.settled(scheduled=(False, reason), scheduled_says=message, pods=set(), wait=30)
+    again = cluster.tick(31).round()
+    assert again.create, "it may be gone"
+    assert again.requeue_after_seconds == 30
+    assert cluster.events == events
+    cluster.observes().run().expect(phase="Running")
 
 
 def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
-    cluster = SimulatedCluster(facts={"foreign_pods": ("stranger",)})
-    cluster.run()
-    assert cluster.phase == "Running"
+    cluster = running_job(facts={"foreign_pods": ("stranger",)}).expect(phase="Running")
     assert cluster.events == ["ForeignPodIgnored"]
 
 
-def test_what_the_api_server_refuses_is_quoted_and_tried_again_later() -> None:
-    cluster = SimulatedCluster()
+def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
+    left = "StepReport demo belongs to a deleted job of this name; waiting for its garbage collection"
+    cluster = new_job()
     cluster.round()
-    cluster.facts = {"refused": 'pods "demo-controller" is forbidden: exceeded quota: gpus, requested: 1, limited: 0'}
-    assert cluster.settle().requeue_after_seconds == 30
-    scheduled = cluster.condition(ConditionType.SCHEDULED)
-    assert scheduled.reason == "PodsRefused"
-    assert "exceeded quota" in scheduled.message
-    assert cluster.pods == {}
-    cluster.tick(30)
-    again = cluster.round()
-    assert again.create
-    assert again.requeue_after_seconds == 30
+    cluster.observes(left_behind=left)
+    for seconds, reason in ((30, "WaitingForPods"), (29, "WaitingForPods"), (1, "ObjectLeftBehind")):
+        assert "ObjectLeftBehind" not in cluster.events
+        cluster.tick(seconds)
+        for _ in range(3):
+            assert cluster.round().create
+            cluster.pods.clear()  # they cannot be created before the other objects
+        cluster.expect(scheduled=reason, scheduled_says=left)
+    cluster.expect(scheduled_says="finalizers")
+    assert cluster.events.count("ObjectLeftBehind") == 1
+
+
+# --- content of reports ---
 
 
 def test_an_unusable_step_report_is_reported_once() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.reports(5_000_000)
-    cluster.settle()
-    cluster.tick(60)
-    cluster.settle()
+    cluster = running_job().reports(5_000_000).settled().tick(60)
+    cluster.settled(phase="Running", running="StepReportIgnored")
     assert cluster.events.count("StepReportIgnored") == 1
-    assert cluster.phase == "Running"
-    assert cluster.condition(ConditionType.RUNNING).reason == "StepReportIgnored"
-    cluster.reports(6)
-    cluster.tick(60)
-    cluster.settle()
-    assert cluster.condition(ConditionType.RUNNING).reason == "StepsCommitted"
-    assert cluster.status is not None
-    assert cluster.status.step == 6
+    cluster.reports(6).tick(60).settled(running="StepsCommitted", step=6)
+    cluster.tick(10).reports(4).settled(step=6)  # a late report never takes steps back
 
 
-def test_a_report_of_an_attempt_to_come_is_not_believed() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.reports(6, attempt=9)
-    cluster.settle()
-    assert cluster.condition(ConditionType.RUNNING).reason == "StepReportIgnored"
+def test_a_report_from_the_future_or_from_before_the_job_is_not_believed() -> None:
+    cluster = running_job().reports(6, attempt=9).settled(running="StepReportIgnored", step=None, plan=None)
+    cluster.reports(3, plan=PLAN.model_copy(update={"generation": MAX_INTEGER}))
+    cluster.settled(running="StepReportIgnored", plan=None)
+    cluster = new_job().reports(60, attempt=7, reward=1.0).settled(step=None, reward=None, plan=None, from_step=1)
+    cluster.expect(number=8)  # attempts are numbered after those reported, even if the status is lost
 
 
-def test_a_late_report_never_takes_steps_back() -> None:
-    cluster = SimulatedCluster().run()
-    cluster.tick(10)
-    cluster.reports(6)
-    cluster.settle()
-    cluster.tick(10)
-    cluster.reports(4)
-    cluster.settle()
-    assert cluster.status is not None
-    assert cluster.status.step == 6
+@pytest.mark.parametrize(
+    ("reported", "read"),
+    [
+        (START - timedelta(days=1), START - timedelta(hours=1)),
+        (START + timedelta(minutes=90), START + timedelta(minutes=90)),
+        (datetime.fromisoformat("0001-01-01T00:00:00+14:00"), START - timedelta(hours=1)),
+        (datetime.fromisoformat("9999-12-31T23:59:59-14:00"), START + timedelta(hours=2)),
+    ],
+)
+def test_times_lie_between_creation_and_now_or_an_hour_beyond(reported: datetime, read: datetime) -> None:
+    cluster = running_job()
+    changes = [change(2, "m").model_copy(update={"time": reported})]
+    cluster.reports(3, update_time=reported, plan_changes=changes, seconds={"rollout": 1.0})
+    report, _ = usable_report(cluster.observe(), 60, START + timedelta(hours=1))
+    assert report is not None
+    assert report.update_time == report.plan_changes[0].time == read
+    cluster.settled().tick(2000).settled(step=3)
 
 
-def test_a_job_with_an_invalid_template_can_be_suspended() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"template": {"spec": {"containers": "rljob"}}}))
-    cluster.settle()
-    cluster.change_spec(suspend=True)
-    assert cluster.settle() == Desired()
-    assert cluster.phase == "Suspended"
+# --- the rate of writes ---
 
 
-def test_a_foreign_object_is_named_in_a_condition_and_one_event() -> None:
-    message = "PersistentVolumeClaim demo-checkpoints exists and does not belong to this job"
-    cluster = SimulatedCluster()
-    cluster.round()
-    cluster.facts = {"foreign_object": message}
-    assert not cluster.round().create
-    cluster.settle()
-    scheduled = cluster.condition(ConditionType.SCHEDULED)
-    assert (scheduled.status, scheduled.reason, scheduled.message) == ("False", "ForeignObject", message)
-    cluster.tick(31)
-    assert cluster.round().create, "it may be gone"
-    assert cluster.events == ["ForeignObject"]
-    cluster.facts = {}
-    assert cluster.run().phase == "Running"
+def flip(cluster: SimulatedCluster, count: int, seconds: float = 0.0) -> None:
+    """Report memory pressure and no memory pressure in turn."""
+    diagnosis = DiagnosisStatus(class_name="Fragmentation", confidence=1.0, message="m")
+    pressure = {"diagnosis": diagnosis, "role": "policy", "steps_left": 1}
+    for index in range(count):
+        cluster.tick(seconds).reports(1, memory_pressure=pressure if index % 2 == 0 else None).round()
 
 
-def test_a_missing_object_is_a_condition_until_it_exists() -> None:
-    message = "expected ConfigMap my-task (spec.task.files.configMap) in namespace demo, found none: create it"
-    cluster = SimulatedCluster()
-    cluster.round()
-    cluster.facts = {"missing_object": message}
-    cluster.settle()
-    scheduled = cluster.condition(ConditionType.SCHEDULED)
-    assert (scheduled.status, scheduled.reason, scheduled.message) == ("False", "MissingObject", message)
-    cluster.tick(31)
-    assert cluster.round().create
-    cluster.facts = {}
-    assert cluster.run().phase == "Running"
+def test_reports_cause_a_burst_of_writes_and_then_one_in_two_seconds() -> None:
+    cluster = running_job().tick(600)
+    before = cluster.status_writes
+    flip(cluster, 200)
+    assert cluster.status_writes - before == BURST
+    assert cluster.events.count("MemoryPressure") <= BURST
+    flip(cluster, 100, seconds=1.0)
+    assert cluster.status_writes - before <= BURST + 100 / SECONDS_PER_WRITE + 1
 
 
-def test_leftovers_of_a_deleted_job_are_reported_during_retries() -> None:
-    cluster = SimulatedCluster()
-    cluster.round()
-    cluster.facts = {"left_behind": "ConfigMap demo-rljob belongs to a deleted job of this name"}
-    cluster.tick(11)
-    assert cluster.round().create
-    assert "deleted job" in cluster.condition(ConditionType.SCHEDULED).message
+def test_the_latest_state_is_written_in_the_end_and_decisions_at_once() -> None:
+    cluster = running_job().tick(600)
+    flip(cluster, 201)  # the last one reports pressure
+    cluster.expect(memory_pressure=False)
+    assert cluster.last.is_status_delayed
+    assert 0 < (cluster.last.requeue_after_seconds or 0) <= SECONDS_PER_WRITE
+    cluster.tick(SECONDS_PER_WRITE).settled(memory_pressure=True)
+    flip(cluster, 100)
+    assert cluster.change_spec(suspend=True).round().status is not None
+    cluster.expect(reason="SuspendRequested")
+
+
+def test_effects_that_a_trainer_reports_again_and_again_are_bounded_too() -> None:
+    cluster = running_job().tick(600)
+    before = cluster.status_writes
+    for generation in range(2, 102):
+        changes = [change(g, "x") for g in range(max(2, generation - 9), generation + 1)]
+        cluster.reports(1, plan=PLAN.model_copy(update={"generation": generation}), plan_changes=changes).round()
+    assert cluster.status_writes - before <= BURST
+    cluster.tick(SECONDS_PER_WRITE).settled(plan=PLAN.model_copy(update={"generation": 101}))
+
+
+def test_a_budget_refills_at_its_rate() -> None:
+    budget = WriteBudget()
+    for _ in range(int(BURST)):
+        assert budget.seconds_left(100.0) == 0
+        budget = budget.after_write(100.0)
+    seconds = [budget.seconds_left(now) for now in (100.0, 101.0, 102.0)]
+    assert seconds == [SECONDS_PER_WRITE, SECONDS_PER_WRITE - 1, 0]
+
+
+# --- the size of a status ---
+
+
+def change(generation: int, message: str) -> PlanChange:
+    numbers = {f"{index:02}{'k' * 62}": MAX_INTEGER for index in range(32)}
+    return PlanChange(
+        generation=generation,
+        time=START,
+        attempt=1,
+        step=1,
+        role="policy",
+        level="Live",
+        diagnosis=DiagnosisStatus(class_name="Fragmentation", confidence=1.0, message=message, numbers=numbers),
+        remedy=RemedyStatus(setting="emptyCache", before="0", after="1"),
+    )
+
+
+def attempt(number: int, **fields: Any) -> AttemptStatus:
+    return AttemptStatus(number=number, plan_generation=1, start_time=START, from_step=1, **fields)
+
+
+def size(status: RLJobStatus) -> int:
+    return len(status.model_dump_json(by_alias=True, exclude_none=True).encode())
+
+
+def test_a_status_is_trimmed_to_its_bound_oldest_first() -> None:
+    changes = [change(generation, "\x01" * 2048) for generation in range(2, 22)]
+    attempts = [attempt(n, message="\x01" * 1024, diagnosis=changes[0].diagnosis) for n in range(1, 21)]
+    full = RLJobStatus(plan_changes=changes, attempts=attempts, adjustments=20)
+    assert size(full) > 1.4 * MAX_STATUS_BYTES
+    trimmed = bounded(full)
+    assert size(trimmed) <= MAX_STATUS_BYTES
+    assert trimmed.attempts == attempts[-len(trimmed.attempts) :]
+    assert trimmed.plan_changes == changes[-len(trimmed.plan_changes) :]
+    assert trimmed.adjustments == 20
+    assert bounded(trimmed) == trimmed
+
+
+def test_a_hostile_report_leads_to_a_status_that_can_be_written() -> None:
+    changes = [change(generation, "é" * 2048) for generation in range(2, 22)]
+    cluster = running_job().reports(1, plan=PLAN.model_copy(update={"generation": 21}), plan_changes=changes)
+    decided = cluster.decide()
+    assert decided.status is not None
+    assert size(decided.status) <= MAX_STATUS_BYTES
+
+
+def test_a_job_of_1024_pods_keeps_its_status_small() -> None:
+    cluster = new_job(policy={"replicas": 1024}, recovery={"maxRestarts": 100})
+    cluster.nodes = tuple(replace(node, restarts_in_place=True) for node in cluster.nodes)
+    cluster.run()
+    for step in (1, 2):
+        pending = {"exit_code": 83, "message": "lost a worker"}
+        cluster.reports(step, pending_exit=pending, update_time=cluster.now)
+        cluster.tick(10).settled().restart().ready().settled()
+    cluster.expect(number=3, pods_of_attempt=1)
+    assert [len(it.restarts_before) for it in cluster.stored.attempts] == [0, 0, 1025], "kept for the latest only"
+    assert size(cluster.stored) < 100_000

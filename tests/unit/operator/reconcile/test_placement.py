@@ -1,13 +1,14 @@
-"""Placement of pods, reports of unplaced pods, and release of half-placed jobs."""
+"""From created pods to running ones: nodes, gangs, refusals, release of half-placed jobs, pods that cannot start."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rljob_api.conditions import ConditionType
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedNode
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -17,263 +18,254 @@ from rljob_testing.simulated_cluster import (
     POLICY_1,
     SETTINGS,
     SimulatedCluster,
+    created_job,
     job_spec,
+    new_job,
+    running_job,
 )
 
-
-def scheduled(cluster: SimulatedCluster) -> tuple[str, str, str]:
-    condition = cluster.condition(ConditionType.SCHEDULED)
-    return condition.status, condition.reason, condition.message
-
-
-def controller_affinity(cluster: SimulatedCluster) -> dict[str, Any]:
-    cluster.round()
-    manifests = cluster.round().create
-    pod = next(manifest for manifest in manifests if manifest["metadata"]["name"] == CONTROLLER)
-    affinity: dict[str, Any] = pod["spec"]["affinity"]["nodeAffinity"]
-    return affinity
+NO_GPUS_LEFT = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+KUEUE, VOLCANO = {"kueue_installed": True}, {"volcano_installed": True}
+GANGS: list[Any] = [({}, {}), ({"gang": "Volcano"}, VOLCANO), ({"queueName": "team"}, KUEUE)]
+OTHER_TRAINER = {"trainer": {"image": "registry.example/verl:1"}}
 
 
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+def created(spec: dict[str, Any], facts: dict[str, Any]) -> SimulatedCluster:
+    return created_job(**spec, facts=dict(facts))
+
+
+# --- the node of the controller ---
+
+
+TAINTED_CPU_NODE = ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True)
+TAINTED_GPU_NODE = replace(GPU_NODE, tainted=True)
+TOLERATING = {"template": {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "required"),
+    ("nodes", "controller", "required", "tolerates"),
     [
-        ((CPU_NODE, GPU_NODE), True),
-        ((GPU_NODE,), False),
-        ((), False),
-        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), False),
-        ((ObservedNode("control-plane", gpus=0, usable=True, tainted=True), GPU_NODE), False),
+        ((CPU_NODE, GPU_NODE), {}, True, False),
+        ((GPU_NODE,), {}, False, False),
+        ((), {}, False, False),  # such as a cluster of GKE Autopilot, which refuses the toleration
+        ((ObservedNode("cordoned", gpus=0, usable=False), GPU_NODE), {}, False, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), {}, False, False),
+        ((TAINTED_CPU_NODE, GPU_NODE), TOLERATING, True, True),
+        ((TAINTED_GPU_NODE,), {}, False, True),
+        ((replace(TAINTED_GPU_NODE, usable=False),), {}, False, False),
+        ((CPU_NODE, TAINTED_GPU_NODE), {}, True, False),
+        (None, {}, False, True),
     ],
 )
-def test_the_controller_requires_a_gpu_free_node_where_there_is_one(
-    nodes: tuple[ObservedNode, ...], required: bool
+def test_the_controller_requires_a_gpu_free_node_or_tolerates_gpu_nodes(
+    nodes: tuple[ObservedNode, ...] | None, controller: dict[str, Any], required: bool, tolerates: bool
 ) -> None:
-    assert (REQUIRED in controller_affinity(SimulatedCluster(nodes=nodes))) == required
-
-
-TAINTED_GPU_NODE = ObservedNode("gpu-node", gpus=8, usable=True, tainted=True)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "watch_nodes", "tolerates"),
-    [
-        ((), True, False),  # such as a cluster of GKE Autopilot, which refuses the toleration
-        ((GPU_NODE,), True, False),
-        ((TAINTED_GPU_NODE,), True, True),
-        ((replace(TAINTED_GPU_NODE, usable=False),), True, False),
-        ((CPU_NODE, TAINTED_GPU_NODE), True, False),
-        ((), False, True),
-    ],
-)
-def test_the_controller_tolerates_gpu_nodes_only_if_it_needs_one(
-    nodes: tuple[ObservedNode, ...], watch_nodes: bool, tolerates: bool
-) -> None:
-    cluster = SimulatedCluster(nodes=nodes, settings=SETTINGS.model_copy(update={"watch_nodes": watch_nodes}))
+    """`nodes`: None if the operator does not watch them."""
+    settings = SETTINGS.model_copy(update={"watch_nodes": nodes is not None})
+    cluster = new_job(controller=controller, nodes=nodes or (), settings=settings)
     cluster.round()
-    [pod] = [made for made in cluster.round().create if made["metadata"]["name"] == CONTROLLER]
+    [pod] = [manifest for manifest in cluster.round().create if manifest["metadata"]["name"] == CONTROLLER]
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    assert ("requiredDuringSchedulingIgnoredDuringExecution" in affinity) == required
     assert bool(pod["spec"].get("tolerations")) == tolerates
 
 
-def test_tainted_nodes_count_where_the_controller_tolerates_taints() -> None:
-    template = {"spec": {"tolerations": [{"key": "cpu-pool", "operator": "Exists"}]}}
-    nodes = (ObservedNode("cpu-pool", gpus=0, usable=True, tainted=True), GPU_NODE)
-    cluster = SimulatedCluster(spec=job_spec(controller={"template": template}), nodes=nodes)
-    assert REQUIRED in controller_affinity(cluster)
-
-
 def test_a_job_that_insists_on_a_gpu_free_node_waits_for_one() -> None:
-    cluster = SimulatedCluster(spec=job_spec(controller={"requireGpuFreeNode": True}), nodes=(GPU_NODE,))
-    assert cluster.settle().requeue_after_seconds == 60
-    assert scheduled(cluster)[:2] == ("False", "NoGpuFreeNode")
-    assert cluster.pods == {}
+    cluster = created_job(controller={"requireGpuFreeNode": True}, nodes=(GPU_NODE,))
+    cluster.expect(wait=60, scheduled=(False, "NoGpuFreeNode"), pods=set())
     cluster.nodes = (GPU_NODE, CPU_NODE)
-    assert cluster.run().phase == "Running"
+    cluster.run().expect(phase="Running")
 
 
-def test_a_controller_on_a_gpu_node_is_told_of() -> None:
-    cluster = SimulatedCluster(nodes=(GPU_NODE,))
-    cluster.settle()
-    cluster.place(node="gpu-node")
-    cluster.start()
-    cluster.ready()
-    cluster.settle()
-    assert scheduled(cluster)[:2] == ("True", "ControllerOnGpuNode")
-    assert cluster.events == ["ControllerOnGpuNode"]
+def test_a_controller_on_a_gpu_node_is_reported() -> None:
+    cluster = created_job(nodes=(GPU_NODE,)).place(node="gpu-node").start().ready()
+    assert cluster.settled(scheduled=(True, "ControllerOnGpuNode")).events == ["ControllerOnGpuNode"]
+
+
+# --- pods that are not placed ---
+
+TOO_MANY = "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job"
+TOO_MANY_IN_ALL = "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8"
+ROLLOUT: dict[str, Any] = {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}}
 
 
 @pytest.mark.parametrize(
-    ("spec", "pod", "field"),
+    ("spec", "pods", "text", "message"),
     [
-        ({"policy": {"gpusPerReplica": 16}}, POLICY_0, "policy.gpusPerReplica"),
         (
-            {"topology": "Disaggregated", "rollout": {"gpusPerReplica": 16}},
-            "demo-rollout-0",
-            "rollout.gpusPerReplica",
+            {"policy": {"gpusPerReplica": 16}},
+            [POLICY_0],
+            NO_GPUS_LEFT,
+            (TOO_MANY, "with a lower policy.gpusPerReplica"),
         ),
+        (ROLLOUT, ["demo-rollout-0"], NO_GPUS_LEFT, (TOO_MANY, "with a lower rollout.gpusPerReplica")),
+        ({"policy": {"replicas": 2, "gpusPerReplica": 8}}, [POLICY_1], NO_GPUS_LEFT, TOO_MANY_IN_ALL),
+        ({}, [POLICY_0, POLICY_1], "2 Insufficient memory.", "pod demo-policy-0 (and 1 more): 2 Insufficient memory."),
     ],
 )
-def test_a_gpu_count_that_no_node_has_is_said_with_the_numbers(spec: dict[str, Any], pod: str, field: str) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", pod)
-    cluster.settle()
-    assert scheduled(cluster) == (
-        "False",
-        "Unschedulable",
-        "no node has 16 nvidia.com/gpu: the largest, gpu-node, has 8; add a node, or delete the job and create it "
-        f"again with a lower {field}",
-    )
-
-
-def test_more_gpus_than_the_cluster_has_are_said_with_the_numbers() -> None:
-    cluster = SimulatedCluster(spec=job_spec(policy={"replicas": 2, "gpusPerReplica": 8}))
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
-    cluster.settle()
-    assert "the job requests 16 nvidia.com/gpu, but all usable nodes together have 8" in scheduled(cluster)[2]
-
-
-def test_otherwise_the_scheduler_is_quoted() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient memory.", POLICY_0, POLICY_1)
-    cluster.settle()
-    assert scheduled(cluster)[2] == "pod demo-policy-0 (and 1 more): 0/2 nodes are available: 2 Insufficient memory."
-
-
-def half_placed(**spec: Any) -> SimulatedCluster:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    cluster.place(CONTROLLER, POLICY_0)
-    cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", POLICY_1)
-    return cluster
+def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], text: str, message: Any) -> None:
+    cluster = created_job(**spec).unschedulable(text, *pods)
+    cluster.settled(scheduled=(False, "Unschedulable"), scheduled_says=message)
 
 
 def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
-    cluster = half_placed()
-    assert cluster.settle().requeue_after_seconds == 600
-    cluster.tick(600)
-    cluster.settle()
-    cluster.finish_deletions()
-    cluster.settle()
-    cluster.finish_deletions()
-    assert cluster.pods == {}
-    wait = cluster.settle().requeue_after_seconds
-    assert wait is not None
-    assert 60 <= wait <= 90
-    status, reason, message = scheduled(cluster)
-    assert (status, reason) == ("False", "PlacementTimedOut")
-    assert "only 2 of 3 pods were scheduled" in message
-    cluster.tick(wait)
-    cluster.run()
-    assert cluster.phase == "Running"
-    assert cluster.status is not None
-    assert cluster.status.restarts == 0
-    assert [attempt.number for attempt in cluster.status.attempts] == [2], "what never ran leaves no record"
-    assert cluster.attempt.placement_retries == 1
-
-
-def test_waits_between_tries_to_place_double_up_to_tenfold() -> None:
-    cluster = SimulatedCluster()
+    cluster = created_job().place(CONTROLLER, POLICY_0).unschedulable(NO_GPUS_LEFT, POLICY_1).settled(wait=600)
     waits = []
-    for _ in range(6):
-        cluster.settle()
-        cluster.place(CONTROLLER)
-        cluster.tick(600)
-        for _ in range(3):
-            cluster.settle()
-            cluster.finish_deletions()
-        waits.append(cluster.settle().requeue_after_seconds or 0)
-        cluster.tick(waits[-1])
+    for retry in range(6):
+        placed = 1 if retry else 2
+        cluster.tick(600).stop().expect(pods=set(), scheduled=(False, "PlacementTimedOut"))
+        cluster.expect(scheduled_says=f"only {placed} of 3 pods were scheduled")
+        waits.append(cluster.last.requeue_after_seconds or 0)
+        cluster.tick(waits[-1]).settled().place(CONTROLLER)
+    assert 60 <= waits[0] <= 90
     assert [wait / waits[0] for wait in waits] == pytest.approx([1, 2, 4, 8, 10, 10], abs=0.05)
+    cluster.run().expect(phase="Running", restarts=0, placement_retries=6)
+    assert [attempt.number for attempt in cluster.stored.attempts] == [7], "what never ran leaves no record"
 
 
-def test_the_placement_timeout_starts_with_the_last_placed_pod() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.tick(5000)
-    cluster.place(CONTROLLER)
-    cluster.settle()
-    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
-    assert not any(pod.deleting for pod in cluster.pods.values())
-
-
-def test_pods_created_after_a_crash_get_their_placement_time() -> None:
-    cluster = SimulatedCluster()
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    for name in (POLICY_0, POLICY_1):
-        cluster.vanish(name)
-    cluster.tick(1000)
-    assert cluster.settle().requeue_after_seconds == 600
-    assert set(cluster.pods) == {CONTROLLER, POLICY_0, POLICY_1}
-    cluster.tick(600)
-    cluster.settle()
+def test_the_placement_timeout_starts_with_the_last_created_or_placed_pod() -> None:
+    cluster = created_job().tick(5000).place(CONTROLLER)
+    cluster.settled(pods={CONTROLLER, POLICY_0, POLICY_1}, deleting=set())
+    cluster.vanish(POLICY_0).vanish(POLICY_1).tick(1000)  # the operator died before it created them
+    cluster.settled(wait=600, pods={CONTROLLER, POLICY_0, POLICY_1}).tick(600).settled()
     assert cluster.pods[CONTROLLER].deleting
 
 
 @pytest.mark.parametrize(
-    ("spec", "facts"),
+    ("spec", "facts", "edit", "released"),
     [
-        ({"gang": "Disabled"}, {}),
-        ({"gang": "Volcano"}, {"volcano_installed": True}),
-        ({}, {"volcano_installed": True}),
-        ({"queueName": "team"}, {"kueue_installed": True}),
+        ({"gang": "Disabled"}, {}, {}, False),
+        ({"gang": "Volcano"}, VOLCANO, {}, False),
+        ({}, VOLCANO, {}, False),
+        ({"queueName": "team"}, KUEUE, {}, False),
+        ({"queueName": "team"}, KUEUE, {"queueName": None}, False),
+        ({}, KUEUE, {"queueName": "team"}, True),
+        ({}, KUEUE, {"gang": "Volcano"}, True),
     ],
 )
-def test_who_has_another_gang_scheduler_or_none_keeps_its_pods(spec: dict[str, Any], facts: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec), facts=facts)
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    cluster.tick(6000)
-    cluster.change_pod(CONTROLLER, started=True)
-    cluster.settle()
-    assert not any(pod.deleting for pod in cluster.pods.values())
-
-
-@pytest.mark.parametrize("edit", [{"queueName": "team"}, {"gang": "Volcano"}])
-def test_pods_created_before_an_edit_of_the_gang_are_still_released(edit: dict[str, Any]) -> None:
-    installed = {"kueue_installed": True, "volcano_installed": False}
-    cluster = SimulatedCluster(spec=job_spec(), facts=installed)
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    cluster.start(CONTROLLER)
-    cluster.change_spec(**edit)
-    cluster.settle()
-    cluster.tick(6000)
-    cluster.settle()
-    assert cluster.pods[CONTROLLER].deleting
-    assert cluster.attempt.reason == "PlacementTimedOut"
-
-
-def test_pods_of_a_group_are_left_to_its_scheduler_after_an_edit() -> None:
-    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
-    cluster.settle()
-    cluster.place(CONTROLLER)
-    cluster.start(CONTROLLER)
-    cluster.change_spec(queueName=None)
-    cluster.tick(6000)
-    cluster.settle()
-    assert not any(pod.deleting for pod in cluster.pods.values())
+def test_half_placed_pods_of_another_gang_scheduler_or_none_stay(
+    spec: dict[str, Any], facts: dict[str, Any], edit: dict[str, Any], released: bool
+) -> None:
+    """The pods belong to the scheduler that they were created for, also after an edit."""
+    cluster = created(spec, facts).place(CONTROLLER).start(CONTROLLER).change_spec(**edit).settled()
+    cluster.tick(6000).settled(reason="PlacementTimedOut" if released else None)
+    assert cluster.pods[CONTROLLER].deleting == released
 
 
 @pytest.mark.parametrize("spec", [{"gang": "Volcano"}, {"queueName": "team"}])
 def test_a_gang_scheduler_that_is_not_there_is_waited_for(spec: dict[str, Any]) -> None:
-    cluster = SimulatedCluster(spec=job_spec(**spec))
-    cluster.settle()
-    assert scheduled(cluster)[:2] == ("False", "GangSchedulerMissing")
-    assert cluster.pods == {}
-    cluster.facts = {"volcano_installed": True, "kueue_installed": True}
-    assert cluster.run().phase == "Running"
+    cluster = created_job(**spec).expect(scheduled=(False, "GangSchedulerMissing"), pods=set())
+    cluster.observes(**VOLCANO, **KUEUE).run().expect(phase="Running")
 
 
 def test_pods_held_by_kueue_wait_for_their_queue() -> None:
-    cluster = SimulatedCluster(spec=job_spec(queueName="team"), facts={"kueue_installed": True})
-    cluster.settle()
+    created({"queueName": "team"}, KUEUE).gate().settled(scheduled="WaitingForQueue", scheduled_says="team")
+
+
+# --- pods that are refused in part: those that exist are released, so that they block no other job ---
+
+
+@pytest.mark.parametrize("are_placed", [False, True])
+@pytest.mark.parametrize(("spec", "facts"), GANGS)
+def test_pods_do_not_wait_for_ever_for_those_that_are_refused(
+    spec: dict[str, Any], facts: dict[str, Any], are_placed: bool
+) -> None:
+    cluster = created(spec, facts).vanish(POLICY_1)
+    if are_placed:
+        cluster.change_pod(CONTROLLER, gated=False).place(CONTROLLER).start(CONTROLLER)
+    cluster.observes(**facts, refused="exceeded quota: gpus").settled(pods={CONTROLLER, POLICY_0}).tick(600)
+    why = "only 2 of 3 pods exist, so all are deleted: the API server refused: exceeded quota: gpus"
+    cluster.stop().expect(pods=set(), scheduled=(False, "PlacementTimedOut"), scheduled_says=why)
+
+
+def test_without_a_gang_pods_stay_though_others_are_refused() -> None:
+    cluster = created_job(gang="Disabled").vanish(POLICY_1).observes(refused="exceeded quota: gpus")
+    cluster.tick(6000).settled(deleting=set(), reason=None)
+
+
+class JobInQuota(SimulatedCluster):
+    """A job in a namespace with a quota of pods, which creates one pod in each round."""
+
+    quota = 4
+    created_in_round = False
+    namespace: ClassVar[list[JobInQuota]] = []
+
+    def _create_pod(self, manifest: dict[str, Any]) -> None:
+        if manifest["metadata"]["name"] in self.pods or self.created_in_round:
+            return
+        if sum(len(job.pods) for job in self.namespace) >= self.quota:
+            self.facts["refused"] = "exceeded quota: pods"
+            return
+        self.created_in_round = True
+        self.facts.pop("refused", None)
+        super()._create_pod(manifest)
+
+    def round(self, *arguments: Any, **named: Any) -> Desired:
+        self.created_in_round = False
+        return super().round(*arguments, **named)
+
+
+@pytest.mark.parametrize(("spec", "facts"), GANGS)
+def test_two_jobs_that_each_have_half_of_a_quota_both_complete(spec: dict[str, Any], facts: dict[str, Any]) -> None:
+    jobs = [JobInQuota(spec=job_spec(**spec), facts=dict(facts), uid=uid) for uid in ("first", "second")]
+    JobInQuota.namespace = jobs
+    for _ in range(4):
+        for job in jobs:
+            job.round()
+    assert [len(job.pods) for job in jobs] == [2, 2]
+    for _ in range(500):
+        for job in jobs:
+            job.round()
+            job.finish_deletions()
+            if len(job.pods) == 3 and not job.holds(ConditionType.COMPLETE):
+                job.gate(False).run().end(CONTROLLER, 0).settled().vanish(CONTROLLER)
+            job.tick(5)
+    assert all(job.holds(ConditionType.COMPLETE) for job in jobs)
+
+
+# --- pods that cannot start ---
+
+NO_CLAIM = '0/2 nodes are available: persistentvolumeclaim "data" not found.'
+NOT_FOUND = 'ErrImagePull: failed to pull image "nowhere/none:1": not found'
+NO_SECRET = 'CreateContainerConfigError: secret "token" not found'
+BAD_NAME = 'InvalidImageName: couldn\'t parse image name "UPPER": invalid reference'
+
+
+@pytest.mark.parametrize("waiting", [NOT_FOUND, NO_SECRET])
+def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) -> None:
+    cluster = created_job().place().start(CONTROLLER).change_pod(POLICY_0, waiting=waiting)
+    cluster.round()
+    cluster.expect(running="PodCannotStart", running_says=f"pod demo-policy-0 cannot start: {waiting}")
+    cluster.tick(1800).settled(failed="PodCannotStart", failed_says=waiting)
+
+
+def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
+    cluster = created_job().place().change_pod(CONTROLLER, waiting=BAD_NAME)
+    cluster.settled(phase="Failed", failed_says="InvalidImageName")
+
+
+def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
+    cluster = created_job().unschedulable(NO_CLAIM, CONTROLLER, POLICY_0)
+    cluster.settled(wait=1800, scheduled_says=NO_CLAIM).tick(1800).settled(failed_says=NO_CLAIM)
+
+
+def test_pods_that_wait_for_room_or_run_unready_are_not_timed() -> None:
+    cluster = created_job()
+    cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods).settled()
+    cluster.tick(1_000_000).settled(phase="Pending", deleting=set()).place().start(CONTROLLER)
+    advice = "for images and volumes, see kubectl describe pod demo-policy-0"
+    cluster.tick(60).settled(running_says=("pod demo-policy-0 (and 1 more) has not started", advice))
+    cluster.start().tick(100_000).settled(phase="Pending", deleting=set(), pods={CONTROLLER, POLICY_0, POLICY_1})
+
+
+@pytest.mark.parametrize("spec", [{}, OTHER_TRAINER])
+def test_an_outage_of_the_registry_after_progress_is_a_counted_restart(spec: dict[str, Any]) -> None:
+    cluster = running_job(**spec)
+    if not spec:
+        cluster.reports(40)
+    cluster.end(POLICY_0, 1).tick(20).stop().tick(400).settled().place()
     for name in cluster.pods:
-        cluster.change_pod(name, gated=True)
-    cluster.settle()
-    assert scheduled(cluster)[1] == "WaitingForQueue"
-    assert "team" in scheduled(cluster)[2]
+        cluster.change_pod(name, waiting="ImagePullBackOff: registry: 503")
+    cluster.tick(1801).settled(phase="Recovering", restarts=2, recovering_says="ImagePullBackOff: registry: 503")
+    assert cluster.stop().last.requeue_after_seconds, "the next attempt is delayed"
+    cluster.next_attempt_runs().expect(phase="Running", number=3)

@@ -164,26 +164,24 @@ async def run(served: Served, *errors: Exception) -> list[str]:
 RESOURCES = st.sampled_from(list(OBJECTS))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data(), RESOURCES)
-def test_no_listed_object_stops_anything(data: st.DataObject, resource: Resource) -> None:
+@settings(max_examples=120, deadline=None)
+@given(st.data(), RESOURCES, st.sampled_from(["listed", "ADDED", "MODIFIED", "DELETED", "BOOKMARK"]))
+def test_no_listed_or_changed_object_stops_anything(data: st.DataObject, resource: Resource, kind: str) -> None:
     [original] = OBJECTS[resource]
     hostile = identified(data.draw(changed(original)), original)
-    listed = OBJECTS | {resource: [hostile]}
-    listed = listed | {RLJOBS: [*listed[RLJOBS], job("honest", uid="honest")]}
-    asyncio.run(run(Served(listed, {})))
+    if kind == "listed":
+        listed, lines = OBJECTS | {resource: [hostile]}, {}
+    else:
+        listed, lines = dict(OBJECTS), {resource: [watch_event(kind, hostile)]}
+    lines[RLJOBS] = [*lines.get(RLJOBS, []), HONEST]
+    asyncio.run(run(Served(listed, lines)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data(), RESOURCES, st.sampled_from(["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]))
-def test_no_event_stops_anything(data: st.DataObject, resource: Resource, kind: str) -> None:
-    [original] = OBJECTS[resource]
-    hostile = identified(data.draw(changed(original)), original)
-    line = json.dumps({"type": kind, "object": hostile}).replace('"DEEP"', DEEP)
-    honest = json.dumps({"type": "ADDED", "object": job("honest", version=70, uid="honest")})
-    lines = {resource: [line]}
-    lines[RLJOBS] = [*lines.get(RLJOBS, []), honest]
-    asyncio.run(run(Served(dict(OBJECTS), lines)))
+def watch_event(kind: str, obj: Object) -> str:
+    return json.dumps({"type": kind, "object": obj}).replace('"DEEP"', DEEP)
+
+
+HONEST = watch_event("ADDED", job("honest", version=70, uid="honest"))
 
 
 REPORTED: dict[str, Any] = {
@@ -220,25 +218,19 @@ def test_no_report_order_or_api_error_stops_anything(
 ) -> None:
     kinds = st.sampled_from(["ADDED", "MODIFIED", "DELETED"])
     reports = [
-        {"type": data.draw(kinds), "object": step_report(version=60 + index) | {"status": content}}
+        watch_event(data.draw(kinds), step_report(version=60 + index) | {"status": content})
         for index, content in enumerate(contents)
     ]
-    own = {kind: [obj] for kind, obj in ((RLJOBS, OBJECTS[RLJOBS][0]), (PODS, OBJECTS[PODS][0]))}
-    events = [
-        {"type": "MODIFIED", "object": _at(own[kind][0], 61 + index)} for index, kind in enumerate((RLJOBS, PODS))
-    ]
+    changed_job, changed_pod = (newer(OBJECTS[resource][0]) for resource in (RLJOBS, PODS))
     lines = {
-        STEP_REPORTS: [json.dumps(line).replace('"DEEP"', DEEP) for line in data.draw(st.permutations(reports))],
-        RLJOBS: [
-            json.dumps(events[0]),
-            json.dumps({"type": "ADDED", "object": job("honest", version=70, uid="honest")}),
-        ],
-        PODS: [json.dumps(events[1])],
+        STEP_REPORTS: data.draw(st.permutations(reports)),
+        RLJOBS: [watch_event("MODIFIED", changed_job), HONEST],
+        PODS: [watch_event("MODIFIED", changed_pod)],
     }
     with capture_logs():  # tracebacks for the terminal take a second
         bugs = asyncio.run(run(Served(dict(OBJECTS), lines), *errors))
     assert [bug for bug in bugs if "RecursionError: too deep" not in bug] == []
 
 
-def _at(obj: Object, version: int) -> Object:
-    return obj | {"metadata": obj["metadata"] | {"resourceVersion": str(version)}}
+def newer(obj: Object) -> Object:
+    return obj | {"metadata": obj["metadata"] | {"resourceVersion": "61"}}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import RLJobStatus
 from rljob_operator.apply.status_patch import status_object
@@ -34,36 +36,35 @@ def status(*changes: PlanChange, **fields: Any) -> RLJobStatus:
     return RLJobStatus(plan_changes=list(changes), **fields)
 
 
-def test_a_change_and_its_failure_are_counted_once() -> None:
-    after = status(CHANGE, last_out_of_memory=FAILURE)
-    assert counted(status(), after) == {"adjustments_totalmicroBatchTokens": 1, "out_of_memory_totalActivationSpike": 1}
+MADE_UP = CHANGE.model_copy(
+    update={
+        "diagnosis": CHANGE.diagnosis.model_copy(update={"class_name": "MadeUp"}),
+        "remedy": CHANGE.remedy.model_copy(update={"setting": "madeUp"}),
+    }
+)
+PREVENTIVE = CHANGE.model_copy(update={"preventive": True})
+RECOVERED = CHANGE.model_copy(update={"seconds_to_recover": 12.5})
+ADJUSTED, FAILED = {"adjustments_totalmicroBatchTokens": 1}, {"out_of_memory_totalActivationSpike": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (status(), status(CHANGE, last_out_of_memory=FAILURE), ADJUSTED | FAILED),
+        (status(), status(MADE_UP), {"adjustments_totalother": 1, "out_of_memory_totalUnknown": 1}),
+        (status(), status(PREVENTIVE), ADJUSTED),
+        (status(CHANGE), status(CHANGE, last_out_of_memory=FAILURE | {"step": 9}), FAILED),
+        (status(CHANGE), status(RECOVERED), {"seconds_to_recover_count": 1, "seconds_to_recover_sum": 12.5}),
+        (
+            status(restarts=1),
+            status(restarts=2, display={"phase": "Failed"}),
+            {"job_restarts_total": 1, "jobs_finished_totalFailed": 1},
+        ),
+    ],
+    ids=["failure and change", "made-up words", "preventive", "nothing changed", "recovered", "restart and end"],
+)
+def test_what_a_write_of_the_status_adds_is_counted_once(
+    before: RLJobStatus, after: RLJobStatus, expected: dict[str, float]
+) -> None:
+    assert counted(before, after) == expected
     assert counted(after, after) == {}
-
-
-def test_words_that_pods_made_up_are_no_labels() -> None:
-    diagnosis = CHANGE.diagnosis.model_copy(update={"class_name": "MadeUp"})
-    remedy = CHANGE.remedy.model_copy(update={"setting": "madeUp"})
-    after = status(CHANGE.model_copy(update={"diagnosis": diagnosis, "remedy": remedy}))
-    assert counted(status(), after) == {"adjustments_totalother": 1, "out_of_memory_totalUnknown": 1}
-
-
-def test_a_preventive_change_is_no_failure() -> None:
-    after = status(CHANGE.model_copy(update={"preventive": True}))
-    assert counted(status(), after) == {"adjustments_totalmicroBatchTokens": 1}
-
-
-def test_a_failure_that_nothing_was_changed_after_is_counted_too() -> None:
-    after = status(CHANGE, last_out_of_memory=FAILURE | {"step": 9})
-    assert counted(status(CHANGE), after) == {"out_of_memory_totalActivationSpike": 1}
-
-
-def test_the_time_to_recover_is_observed_when_it_is_known() -> None:
-    recovered = CHANGE.model_copy(update={"seconds_to_recover": 12.5})
-    assert counted(status(CHANGE), status(recovered)) == {"seconds_to_recover_count": 1, "seconds_to_recover_sum": 12.5}
-    assert counted(status(recovered), status(recovered)) == {}
-
-
-def test_restarts_and_ends_are_counted_once() -> None:
-    failed = status(restarts=2, display={"phase": "Failed"})
-    assert counted(status(restarts=1), failed) == {"job_restarts_total": 1, "jobs_finished_totalFailed": 1}
-    assert counted(failed, failed) == {}

@@ -1,8 +1,10 @@
-"""One round for one job: what comes of decisions, refusals, conflicts and mistakes."""
+"""Rounds of the reconcile loop: what comes of decisions, refusals, mistakes, slow reconciles and lost processes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -11,7 +13,6 @@ import pytest
 from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
 from rljob_operator.apply.ownership import ForeignObject, LeftBehind
 from rljob_operator.kube.errors import (
-    ApiError,
     Conflict,
     Forbidden,
     Invalid,
@@ -27,13 +28,17 @@ from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.bug_report import BugReport
 from rljob_operator.reconcile.desired import Desired, RequiredObject
 from rljob_operator.reconcile.observed import Observed
-from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
+from rljob_operator.runtime import reconcile_loop, unfinished_reconciles
+from rljob_operator.runtime.reconcile_loop import ReconcileLoop
+from rljob_operator.runtime.unfinished_reconciles import UnfinishedReconciles, wait_seconds
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
+from rljob_testing.patience import PATIENCE_SECONDS
 from tests.unit.operator.observe.objects import Object, job
 
 SUMS = ("research", "sums")
 SETTINGS = OperatorSettings(trainer_image="trainer:1", trainer_torch_version="2.8.0", reconcile_workers=2)
+NONE: dict[str, int] = {}
 
 
 class Answers(Executor):
@@ -57,61 +62,102 @@ class Answers(Executor):
         self.forgotten.append(job)
 
 
-class Rounds:
-    """Runs the loop until so many rounds were made; keeps what each of them observed."""
+class Loop:
+    """Runs the reconcile loop with these jobs, and keeps what each round observed and the records that were written."""
 
     def __init__(
         self,
-        executor: Executor,
-        rounds: int,
-        decide: Callable[[Observed], Desired] | None = None,
+        *errors: Exception,
+        until: Callable[[Loop], object] = lambda loop: len(loop.observed) >= 2,
+        decide: Callable[[Observed], Desired | None] = lambda _: None,
         jobs: Sequence[Object] = (),
+        recorded: str = "",
     ) -> None:
-        self._jobs = jobs or [job()]
         self.observed: list[Observed] = []
-        enough = asyncio.Event()
+        self.records: list[dict[str, int]] = []
+        self.executor = Answers(*errors)
+        self._decide = decide
+        asyncio.run(self._run(jobs or [job()], recorded, until))
 
-        def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
-            self.observed.append(observed)
-            if len(self.observed) == rounds:
-                enough.set()
-            return decide(observed) if decide else Desired()
-
-        asyncio.run(self._run(executor, reconcile, enough))
-
-    async def _run(self, executor: Executor, reconcile: Reconcile, enough: asyncio.Event) -> None:
+    async def _run(self, jobs: Sequence[Object], recorded: str, until: Callable[[Loop], object]) -> None:
         queue = WorkQueue()
         self.observer = Observer((), queue.add)
-        for stored in self._jobs:
+        for stored in jobs:
             self.observer.jobs.put(stored)
-        loop = asyncio.create_task(ReconcileLoop(SETTINGS, queue, self.observer, executor, reconcile).run())
-        waiting = asyncio.create_task(enough.wait())
-        async with asyncio.timeout(60):
-            await asyncio.wait((loop, waiting), return_when=asyncio.FIRST_COMPLETED)
+        unfinished = UnfinishedReconciles(recorded, self._record)
+        loop = ReconcileLoop(SETTINGS, queue, self.observer, self.executor, self._reconcile, unfinished)
+        working = asyncio.create_task(loop.run())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (until(self) or working.done()):
+                await asyncio.sleep(0.001)
             await asyncio.sleep(0.01)
             queue.close()
-            await loop
+            await working
+
+    def _reconcile(self, observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+        self.observed.append(observed)
+        return self._decide(observed) or Desired()
+
+    async def _record(self, text: str) -> None:
+        self.records.append(json.loads(text))
 
 
-@pytest.mark.parametrize("error", [Conflict("changed"), Unavailable("away"), RuntimeError("a mistake")])
-def test_what_may_work_later_is_tried_again(error: Exception) -> None:
-    rounds = Rounds(Answers(error), rounds=2)
-    assert rounds.observed[1].refused is None
+def is_carried_out(loop: Loop) -> object:
+    return loop.executor.carried_out
+
+
+MISSING_API = {"reason": "NotFound", "message": "the server could not find the requested resource"}
+
+
+@pytest.mark.parametrize(
+    ("error", "field", "expected"),
+    [
+        (Conflict("changed"), "refused", None),
+        (Unavailable("away"), "refused", None),
+        (RuntimeError("a mistake"), "refused", None),
+        (Forbidden("exceeded quota"), "refused", "exceeded quota"),
+        (Invalid("spec.containers: Required value"), "refused", "spec.containers: Required value"),
+        (WebhookFailed("failed calling webhook"), "refused", "failed calling webhook"),
+        (error_of(404, MISSING_API), "refused", MISSING_API["message"]),
+        (NamespaceTerminating("it is being terminated"), "namespace_terminating", True),
+        (NamespaceTerminating("it is being terminated"), "refused", None),
+        (NameTaken("sums-controller"), "foreign_pods", ("sums-controller",)),
+        (ForeignObject("ConfigMap", "sums-rljob"), "foreign_object", "sums-rljob"),
+        (LeftBehind("ConfigMap", "sums-rljob"), "left_behind", "sums-rljob"),
+        (MissingObject("ConfigMap", RequiredObject("my-task", "research", "spec.f")), "missing_object", "my-task"),
+    ],
+)
+def test_what_failed_is_tried_again_and_the_next_decision_knows_why(
+    error: Exception, field: str, expected: object
+) -> None:
+    loop = Loop(error)
+    found = getattr(loop.observed[1], field)
+    assert expected in found if isinstance(found, str) and isinstance(expected, str) else found == expected
+    assert len(loop.observer.jobs) == 1
+
+
+def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> None:
+    refusals: list[str | None] = []
+
+    def decide(observed: Observed) -> Desired:
+        makes = len(refusals) in (0, 2)
+        refusals.append(observed.refused)
+        return Desired(create=({"kind": "Pod"},) if makes else (), requeue_after_seconds=0.01)
+
+    Loop(Forbidden("exceeded quota"), decide=decide, until=lambda loop: len(loop.observed) >= 4)
+    assert refusals[:4] == [None, "exceeded quota", "exceeded quota", None]
 
 
 def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
-    def decide(_: Observed) -> Desired:
-        if not mistakes:
-            mistakes.append(ZeroDivisionError())
-            raise mistakes[0]
-        return Desired()
+    mistakes: list[Exception] = [ZeroDivisionError()]
 
-    mistakes: list[Exception] = []
+    def decide(_: Observed) -> None:
+        if mistakes:
+            raise mistakes.pop()
 
-    executor = Answers()
-    Rounds(executor, rounds=2, decide=decide)
-    assert executor.carried_out == [Desired()]
-    assert "ZeroDivisionError" in executor.bugs[0]
+    loop = Loop(decide=decide)
+    assert loop.executor.carried_out == [Desired()]
+    assert "ZeroDivisionError" in loop.executor.bugs[0]
 
 
 def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,83 +168,94 @@ def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkey
 
     original = Observer.observe
     monkeypatch.setattr(Observer, "observe", observe)
-    executor = Answers()
-    rounds = Rounds(executor, rounds=1, jobs=[job(), job("honest", uid="h")])
-    assert [observed.name for observed in rounds.observed] == ["honest"]
-    assert "RecursionError" in executor.bugs[0]
+    loop = Loop(jobs=[job(), job("honest", uid="h")], until=is_carried_out)
+    assert {observed.name for observed in loop.observed} == {"honest"}
+    assert "RecursionError" in loop.executor.bugs[0]
 
 
 @pytest.mark.parametrize(
     "error",
-    [Forbidden("exceeded quota"), Invalid("spec.containers: Required value"), WebhookFailed("failed calling webhook")],
+    [
+        JobGone("not found"),
+        error_of(404, {"reason": "NotFound", "details": {"name": "research", "kind": "namespaces"}}),
+    ],
+    ids=["job", "namespace"],
 )
-def test_the_next_decision_knows_what_was_refused(error: ApiError) -> None:
-    assert Rounds(Answers(error), rounds=2).observed[1].refused == error.message
-
-
-def test_the_next_decision_knows_that_the_namespace_goes() -> None:
-    rounds = Rounds(Answers(NamespaceTerminating("it is being terminated")), rounds=2)
-    assert rounds.observed[1].namespace_terminating
-    assert rounds.observed[1].refused is None
-
-
-def test_the_next_decision_knows_the_pod_in_the_way() -> None:
-    assert Rounds(Answers(NameTaken("sums-controller")), rounds=2).observed[1].foreign_pods == ("sums-controller",)
-
-
-def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> None:
-    def decide(observed: Observed) -> Desired:
-        makes = len(rounds_seen) in (0, 2)
-        rounds_seen.append(observed.refused)
-        return Desired(create=({"kind": "Pod"},) if makes else (), requeue_after_seconds=0.01)
-
-    rounds_seen: list[str | None] = []
-    Rounds(Answers(Forbidden("exceeded quota")), rounds=4, decide=decide)
-    assert rounds_seen[:4] == [None, "exceeded quota", "exceeded quota", None]
-
-
-def test_a_job_that_is_gone_is_forgotten() -> None:
-    executor = Answers(JobGone("not found"))
-    rounds = Rounds(executor, rounds=1)
-    assert len(rounds.observer.jobs) == 0
-    assert executor.forgotten == [SUMS]
-
-
-def test_a_job_whose_namespace_is_gone_is_forgotten() -> None:
-    assert len(Rounds(Answers(error_of(404, NAMESPACE_GONE)), rounds=1).observer.jobs) == 0
-
-
-NAMESPACE_GONE = {"reason": "NotFound", "details": {"name": "research", "kind": "namespaces"}}
-
-
-def test_any_other_missing_object_or_api_is_a_refusal_that_is_retried() -> None:
-    missing = {"reason": "NotFound", "message": "the server could not find the requested resource"}
-    rounds = Rounds(Answers(error_of(404, missing)), rounds=2)
-    assert len(rounds.observer.jobs) == 1
-    assert rounds.observed[1].refused == missing["message"]
-
-
-def test_the_next_decision_knows_the_foreign_object() -> None:
-    observed = Rounds(Answers(ForeignObject("ConfigMap", "sums-rljob")), rounds=2).observed[1]
-    assert "sums-rljob" in (observed.foreign_object or "")
-
-
-def test_the_next_decision_knows_the_missing_object() -> None:
-    missing = MissingObject("ConfigMap", RequiredObject("my-task", "research", "spec.task.files.configMap"))
-    assert "my-task" in (Rounds(Answers(missing), rounds=2).observed[1].missing_object or "")
-
-
-def test_the_next_decision_knows_what_a_deleted_job_left_behind() -> None:
-    observed = Rounds(Answers(LeftBehind("ConfigMap", "sums-rljob")), rounds=2).observed[1]
-    assert "sums-rljob" in (observed.left_behind or "")
+def test_a_job_that_is_gone_is_forgotten(error: Exception) -> None:
+    loop = Loop(error, until=lambda loop: loop.executor.forgotten)
+    assert len(loop.observer.jobs) == 0
+    assert loop.executor.forgotten == [SUMS]
 
 
 def test_a_lost_leadership_ends_the_loop() -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        Rounds(Answers(LeadershipLost("another leads")), rounds=9)
+        Loop(LeadershipLost("another leads"))
     assert caught.group_contains(LeadershipLost)
 
 
-def test_it_looks_again_when_the_decision_says_so() -> None:
-    rounds = Rounds(Answers(), rounds=3, decide=lambda _: Desired(requeue_after_seconds=0.01))
-    assert len(rounds.observed) >= 3
+# --- slow reconciles, and those that ended the process ---
+
+
+def test_the_event_loop_runs_while_a_slow_reconcile_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_loop, "SLOW_SECONDS", 0.0)
+    released = threading.Event()
+
+    def until(loop: Loop) -> object:
+        if loop.records == [{"research/sums": 1}]:
+            released.set()  # on the event loop: a reconcile that ran there would wait for itself
+        return is_carried_out(loop)
+
+    def decide(_: Observed) -> None:
+        assert released.wait(PATIENCE_SECONDS)
+
+    loop = Loop(decide=decide, until=until)
+    assert loop.records == [{"research/sums": 1}, NONE]
+    assert loop.executor.bugs == []
+
+
+def test_a_fast_reconcile_writes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile_loop, "SLOW_SECONDS", PATIENCE_SECONDS)
+    assert Loop(until=is_carried_out).records == []
+
+
+def test_a_job_over_which_a_process_ended_waits_and_says_so() -> None:
+    loop = Loop(
+        jobs=[job(), job("honest", uid="h")],
+        recorded='{"research/sums": 2}',
+        until=lambda loop: loop.observed and loop.executor.bugs,
+    )
+    assert [observed.name for observed in loop.observed] == ["honest"]
+    assert "the operator's process ended 2 times while it reconciled this job" in loop.executor.bugs[0]
+    assert loop.records == [], "the record stays for the next process"
+
+
+def test_a_job_whose_wait_is_over_is_recorded_before_it_is_reconciled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished_reconciles, "_FIRST_WAIT_SECONDS", 0.0)
+    loop = Loop(recorded='{"research/sums": 2}', until=is_carried_out)
+    assert loop.records == [{"research/sums": 3}, NONE]
+
+
+def test_a_deleted_job_does_not_wait() -> None:
+    deleted = job()
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert Loop(jobs=[deleted], recorded='{"research/sums": 9}', until=is_carried_out).observed
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"a/b/c": 1}', '{"a/b": "x"}', '{"a/b": null}', "5"])
+def test_a_record_of_another_form_counts_as_empty(text: str) -> None:
+    assert UnfinishedReconciles(text).deaths(("a", "b")) == 0
+
+
+def test_jobs_that_are_gone_leave_the_record() -> None:
+    async def record(text: str) -> None:
+        records.append(json.loads(text))
+
+    records: list[dict[str, int]] = []
+    unfinished = UnfinishedReconciles('{"research/sums": 1, "research/gone": 4}', record)
+    asyncio.run(unfinished.keep_only({SUMS}))
+    assert records == [{"research/sums": 1}]
+    assert (unfinished.deaths(("research", "gone")), unfinished.deaths(SUMS)) == (0, 1)
+
+
+def test_the_wait_doubles_with_each_process_up_to_ten_minutes() -> None:
+    assert [wait_seconds(deaths) for deaths in (1, 2, 3, 50)] == [30.0, 60.0, 120.0, 600.0]

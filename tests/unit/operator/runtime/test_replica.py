@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from types import SimpleNamespace
 
+import aiohttp
 import pytest
 
 from rljob_api.names import GROUP
@@ -21,20 +23,31 @@ def no_leader_yet(server: ScriptedApiServer) -> None:
     server.answer("GET", "/leases/rljob-operator", refusal(404, "NotFound"), times=50)
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [found.getsockname()[1] for found in sockets]
+
+
 def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes_port, metrics_port = free_ports(2)
+    answers: list[int] = []
+
     async def interrupted() -> None:
+        addresses = f"http://127.0.0.1:{probes_port}/healthz", f"https://127.0.0.1:{metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session:
+            for address in addresses:
+                async with session.get(address, ssl=False) as answer:
+                    answers.append(answer.status)
         raise asyncio.CancelledError
 
     async def story(serving: Serving) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         settings = OperatorSettings(
             trainer_image="trainer:1",
             trainer_torch_version="2.8.0",
             network_policy=False,
-            metrics_port=0,
-            probes_port=port,
+            metrics_port=metrics_port,
+            probes_port=probes_port,
         )
         with pytest.raises(asyncio.CancelledError):
             await replica._operate(settings, serving.connection, reconcile)
@@ -44,3 +57,4 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
     first, *_, last = [asked.body["spec"]["holderIdentity"] for asked in server.asked if asked.method != "GET"]
     assert first != ""
     assert last == ""
+    assert answers == [200, 401], "probes without TLS, metrics over TLS for callers with a token"

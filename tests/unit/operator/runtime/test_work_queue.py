@@ -1,24 +1,29 @@
-"""The queue of jobs: each once, one worker a job, looked at again when it is time, failures by themselves."""
+"""The queue of jobs: each once, one worker a job, running jobs first, namespaces in turn, failures by themselves."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import work_queue
-from rljob_operator.runtime.fair_order import Priority
+from rljob_operator.runtime.fair_order import FairOrder, Priority
 from rljob_operator.runtime.work_queue import WorkQueue
 
-A, B = ("research", "a"), ("research", "b")
+A, B, C = ("research", "a"), ("research", "b"), ("other", "c")
+PENDING, RUNNING = Priority.PENDING, Priority.RUNNING
 
 
-def play(story: Callable[[WorkQueue], Awaitable[None]]) -> None:
+def play(story: Callable[[WorkQueue], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         async with asyncio.timeout(60):
-            await story(WorkQueue())
+            await story(WorkQueue(**options))
 
     asyncio.run(run())
 
@@ -29,20 +34,11 @@ async def nothing_comes(queue: WorkQueue, seconds: float = 0.03) -> None:
             await queue.get()
 
 
-def test_a_job_is_in_it_once_and_first_come_is_first_served() -> None:
+def test_a_job_is_in_it_once_and_queued_again_after_its_work() -> None:
     async def story(queue: WorkQueue) -> None:
         for key in (A, B, A, A):
             queue.add(key)
         assert [await queue.get(), await queue.get()] == [A, B]
-        await nothing_comes(queue)
-
-    play(story)
-
-
-def test_a_key_that_changes_during_its_work_is_queued_again_after_it() -> None:
-    async def story(queue: WorkQueue) -> None:
-        queue.add(A)
-        assert await queue.get() == A
         queue.add(A)
         queue.add(A)
         await nothing_comes(queue)
@@ -92,27 +88,18 @@ def test_a_closed_queue_lets_its_workers_go() -> None:
     play(story)
 
 
-def test_a_running_job_waits_behind_no_pending_one() -> None:
-    async def story() -> None:
-        queue = WorkQueue(lambda key: Priority.RUNNING if key == B else Priority.PENDING)
-        queue.add(A)
-        queue.add(B)
-        assert await queue.get() == B
-
-    asyncio.run(story())
-
-
-def test_a_reserved_worker_waits_for_a_running_job() -> None:
-    async def story() -> None:
-        queue = WorkQueue(lambda key: Priority.RUNNING if key == B else Priority.PENDING)
+def test_a_running_job_comes_first_and_alone_to_a_reserved_worker() -> None:
+    async def story(queue: WorkQueue) -> None:
         reserved = asyncio.create_task(queue.get(running_only=True))
         queue.add(A)
         await asyncio.sleep(0)
         assert not reserved.done()
         queue.add(B)
         assert await reserved == B
+        queue.add(C)
+        assert [await queue.get(), await queue.get()] == [C, A]
 
-    asyncio.run(story())
+    play(story, priority_of=lambda key: PENDING if key == A else RUNNING)
 
 
 def metric(name: str, **labels: str) -> float:
@@ -141,3 +128,61 @@ def test_the_metrics_of_the_queue() -> None:
         assert metric("queue_duration_seconds_count", priority="pending") - waited == 1
 
     play(story)
+
+
+# --- the order ---
+
+
+def order_of(*entries: tuple[str, str, Priority]) -> FairOrder:
+    order = FairOrder()
+    for namespace, name, priority in entries:
+        order.put((namespace, name), priority)
+    return order
+
+
+def taken(order: FairOrder, *, running_only: bool = False) -> list[str]:
+    names = []
+    while found := order.take(running_only=running_only):
+        names.append(found[0][1])
+    return names
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (order_of(("a", "p", PENDING), ("a", "r", RUNNING), ("b", "s", RUNNING)), "r s p"),
+        (order_of(("b", "x", PENDING), ("b", "x", RUNNING), ("a", "p", PENDING)), "x p"),
+        # namespaces in turn, and first come, first served within one
+        (order_of(*[("a", f"a{n}", PENDING) for n in range(4)], ("b", "b0", PENDING)), "a0 b0 a1 a2 a3"),
+        (
+            order_of(("a", "p", PENDING), *[("a", x, p) for x, p in [("x", PENDING), ("x", RUNNING), ("x", PENDING)]]),
+            "x p",
+        ),
+    ],
+)
+def test_running_jobs_and_namespaces_have_their_turns(order: FairOrder, expected: str) -> None:
+    assert taken(order) == expected.split()
+
+
+def test_pending_jobs_get_one_turn_in_ten_except_from_reserved_workers() -> None:
+    running = [("a", f"r{n}", RUNNING) for n in range(12)]
+    assert taken(order_of(*running, ("b", "p", PENDING))).index("p") == 9
+    order = order_of(("b", "p", PENDING), *running)
+    assert taken(order, running_only=True) == [name for _, name, _ in running]
+    assert taken(order) == ["p"]
+
+
+KEYS = st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))
+
+
+@given(st.lists(st.one_of(st.tuples(KEYS, st.sampled_from(Priority)), st.booleans())))
+def test_each_key_waits_once_and_none_is_lost(steps: list[tuple[Key, Priority] | bool]) -> None:
+    order, waiting = FairOrder(), set[Key]()
+    for step in steps:
+        if isinstance(step, tuple):
+            order.put(*step)
+            waiting.add(step[0])
+        elif found := order.take(running_only=step):
+            waiting.remove(found[0])
+        assert len(order) == len(waiting) == sum(order.depth(priority) for priority in Priority)
+        assert all(key in order for key in waiting)

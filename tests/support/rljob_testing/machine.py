@@ -1,0 +1,56 @@
+"""This machine: the device of a measurement, and programs with a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+
+def device() -> str:
+    """Name of the first GPU, or of the processor with the number of usable cores."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
+        return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def run_for(command: Sequence[str | Path], log: Path, seconds: float, variables: Mapping[str, str]) -> int | None:
+    """Exit code of `command`; None if it was killed after `seconds`.
+
+    `log`: file for its output. `variables`: its whole environment. Its children are killed with it, because they may
+    hold GPU memory.
+    """
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        children: list[psutil.Process] = []
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            # Some, Ray's among them, are in sessions of their own.
+            children = psutil.Process(process.pid).children(recursive=True)
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.wait()

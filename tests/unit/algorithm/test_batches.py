@@ -1,0 +1,234 @@
+"""The division of a step's completions into updates, ranks and micro-batches, and the contents of a micro-batch."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.algorithm.micro_batch import (
+    MicroBatch,
+    completions_with_tokens,
+    dropped_tokens,
+    micro_batches_of,
+    plan_micro_batches,
+    split_updates,
+    token_weights,
+    with_gradient,
+)
+from rljob_trainer.rollout_batch import RolloutBatch
+
+# --- the division ---
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@given(lengths=st.lists(st.integers(1, 300), max_size=60), ranks=st.integers(1, 8), budget=st.integers(1, 1000))
+@example(lengths=[9, 8], ranks=1, budget=4)
+def test_ranks_get_each_sequence_once_within_the_budget(
+    lengths: list[int], ranks: int, budget: int, packed: bool
+) -> None:
+    plan = plan_micro_batches(lengths, ranks, budget, packed=packed)
+    assert plan == plan_micro_batches(list(lengths), ranks, budget, packed=packed)
+    assert sorted(chain.from_iterable(chain.from_iterable(plan))) == list(range(len(lengths)))
+    [count] = {len(rank) for rank in plan}
+    assert count >= 1
+    for micro_batch in chain.from_iterable(plan):
+        sizes = [lengths[sequence] for sequence in micro_batch]
+        assert len(sizes) < 2 or (sum(sizes) if packed else len(sizes) * max(sizes)) <= budget
+    if packed:
+        for rank in plan:
+            filled = [sum(lengths[sequence] for sequence in micro_batch) for micro_batch in rank if micro_batch]
+            if len(filled) > 1:
+                assert max(filled) - min(filled) <= max(lengths)
+                assert sum(filled) > budget, "one micro-batch would do"
+    else:
+        loads = [sum(lengths[sequence] for sequence in chain.from_iterable(rank)) for rank in plan]
+        assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ranks", "budget", "plan"),
+    [
+        ([4, 3, 2, 1], 2, 100, [[[0, 3]], [[1, 2]]]),  # the longest and the shortest go to one rank
+        ([10, 100, 11, 99, 12], 1, 200, [[[1, 3], [4, 2, 0]]]),  # similar lengths share one, the longest come first
+        ([5, 5], 3, 10, [[[0]], [[1]], [[]]]),  # a rank without a share
+        ([9, 9, 9], 2, 10, [[[0], []], [[1], [2]]]),  # a rank with a smaller share
+    ],
+)
+def test_similar_lengths_share_a_micro_batch(
+    lengths: list[int], ranks: int, budget: int, plan: list[list[list[int]]]
+) -> None:
+    assert plan_micro_batches(lengths, ranks, budget) == plan
+
+
+def test_equal_lengths_are_divided_evenly() -> None:
+    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile anew."""
+    assert [len(part) for part in plan_micro_batches([528] * 64, 1, 4096)[0]] == [6] * 6 + [7] * 4
+
+
+@given(st.lists(st.integers(1, 200), min_size=2, max_size=60), st.integers(600, 1000))
+def test_no_sequence_is_alone_if_three_of_its_length_fit(lengths: list[int], budget: int) -> None:
+    assert min(map(len, plan_micro_batches(lengths, 1, budget)[0])) > 1
+
+
+def test_padding_is_less_than_a_tenth_of_spread_lengths() -> None:
+    draw = np.random.default_rng(0)
+    lengths = np.minimum(draw.lognormal(6.0, 0.8, 512).astype(int) + 32, 2048).tolist()
+    for budget in (8_192, 16_384, 65_536):
+        plan = plan_micro_batches(lengths, 1, budget)[0]
+        tokens = sum(len(part) * max(lengths[sequence] for sequence in part) for part in plan)
+        assert tokens - sum(lengths) < 0.1 * tokens
+        assert len(plan) < 2 * sum(lengths) / budget + 16
+
+
+@given(st.lists(st.integers(0, 1000), unique=True, max_size=50), st.integers(1, 6))
+def test_updates_part_the_completions_evenly_and_in_order(completions: list[int], updates: int) -> None:
+    parts = split_updates(completions, updates)
+    assert list(chain.from_iterable(parts)) == completions
+    assert len(parts) == updates
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+# --- the contents ---
+
+
+def batch_of(prompts: list[list[int]], responses: list[list[int]], group_size: int) -> RolloutBatch:
+    """Token t of completion i has the engine's log-probability −(i + t / 100); completion i has advantage i."""
+    return RolloutBatch(
+        step=1,
+        group_size=group_size,
+        prompt_ids=[np.array(ids, np.int32) for ids in prompts],
+        response_ids=[np.array(ids, np.int32) for ids in responses],
+        rollout_logprobs=[-(i + np.arange(len(ids)) / 100).astype(np.float32) for i, ids in enumerate(responses)],
+        finished=np.ones(len(responses), np.bool_),
+    ).scored(np.zeros(len(responses), np.float32), np.arange(len(responses), dtype=np.float32))
+
+
+def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int, *, packed: bool = False) -> list[MicroBatch]:
+    completions = completions_with_tokens(batch)
+    return [
+        micro_batch
+        for rank in range(ranks)
+        for micro_batch in micro_batches_of(
+            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="token-mean", packed=packed
+        )
+    ]
+
+
+def test_hidden_state_rows_are_those_that_predict_the_response() -> None:
+    batch = batch_of([[11, 12, 13]], [[21, 22], [31]], group_size=2)
+    [micro_batch] = all_micro_batches(batch, 1, 100)
+    assert micro_batch.input_ids.tolist() == [[11, 12, 13, 21], [11, 12, 13, 0]]
+    assert micro_batch.hidden_rows.tolist() == [2, 3, 6]
+    assert micro_batch.targets.tolist() == [21, 22, 31]
+    assert micro_batch.advantages.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(micro_batch.rollout_logprobs, [0, -0.01, -1])
+    np.testing.assert_allclose(micro_batch.loss_weights, 1 / 3)
+
+
+some_tokens = st.lists(st.integers(1, 99), max_size=8)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@given(
+    groups=st.lists(st.tuples(some_tokens.filter(bool), some_tokens, some_tokens), min_size=1, max_size=5),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 60),
+)
+def test_no_response_token_is_lost_repeated_or_behind_another_text(
+    groups: list[tuple[list[int], list[int], list[int]]], ranks: int, budget: int, packed: bool
+) -> None:
+    prompts, responses = [prompt for prompt, *_ in groups], [each for _, *both in groups for each in both]
+    micro_batches = all_micro_batches(batch_of(prompts, responses, 2), ranks, budget, packed=packed)
+    weights = sum(float(micro_batch.loss_weights.sum()) for micro_batch in micro_batches)
+    assert weights == pytest.approx(1.0 if any(responses) else 0.0, abs=1e-5), "of all ranks"
+    found: dict[int, list[int]] = {}
+    for micro_batch in micro_batches:
+        flat = micro_batch.input_ids.reshape(-1)
+        rows, targets = (
+            dict(micro_batch.by_completion(values))  # type: ignore[arg-type]
+            for values in (micro_batch.hidden_rows, micro_batch.targets)
+        )
+        bounds = [0]
+        for completion in micro_batch.completions:
+            assert completion not in found
+            found[completion] = targets[completion].tolist()
+            # Up to the row that predicts the last token stand the prompt and the rest of the response.
+            prompt, last = prompts[completion // 2], rows[completion][-1]
+            first = rows[completion][0] - len(prompt) + 1
+            assert flat[first : last + 1].tolist() == prompt + found[completion][:-1]
+            assert rows[completion].tolist() == list(range(first + len(prompt) - 1, last + 1))
+            assert not packed or first == bounds[-1]
+            bounds.append(int(last) + 1)
+        if packed:
+            assert micro_batch.packed_lengths is not None
+            assert micro_batch.packed_lengths[: len(bounds) - 1] == np.diff(bounds).tolist()
+            assert len(micro_batch.input_ids) == 1
+            assert sum(micro_batch.packed_lengths) == len(flat) >= 2
+    assert found == {i: ids for i, ids in enumerate(responses) if ids}
+
+
+def test_an_empty_micro_batch_has_only_padding_and_nothing_to_learn() -> None:
+    first, second = all_micro_batches(batch_of([[1, 2]], [[3]], group_size=1), ranks=2, budget=10)
+    assert first.completions == [0]
+    assert second.input_ids.tolist() == [[0, 0], [0, 0]]
+    assert len(second.targets) == len(second.hidden_rows) == len(second.loss_weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("completions", "loss", "chosen"),
+    [
+        ([0, 1, 2, 3], LossConfig(), [2, 3]),
+        ([0, 1, 2], LossConfig(kl_coefficient=0.1), [0, 1, 2]),
+        ([0, 1, 2], LossConfig(entropy_coefficient=0.1), [0, 1, 2]),
+        ([1, 0], LossConfig(), [1]),
+        ([], LossConfig(), []),
+    ],
+)
+def test_only_completions_with_an_advantage_have_a_gradient(
+    completions: list[int], loss: LossConfig, chosen: list[int]
+) -> None:
+    batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
+    batch = batch.scored(batch.rewards, np.array([0, 0, 1, -1]))
+    assert with_gradient(batch, completions, loss) == chosen
+
+
+def test_skipped_completions_count_in_the_loss_but_not_in_means() -> None:
+    batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
+    [micro_batch] = micro_batches_of(
+        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, aggregation="token-mean", processed=[2, 3]
+    )
+    assert micro_batch.completions == [2, 3]
+    assert micro_batch.loss_weights.tolist() == [0.25, 0.25]
+    assert micro_batch.mean_weights.tolist() == [0.5, 0.5]
+
+
+def test_an_empty_prompt_is_refused_since_nothing_predicts_the_first_token() -> None:
+    with pytest.raises(ValueError, match="at least one token for completion 1"):
+        all_micro_batches(batch_of([[1], []], [[3], [4]], group_size=1), ranks=1, budget=10)
+
+
+NAN, INFINITE = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "token_mean", "sequence_mean", "dropped"),
+    [
+        ([[0, 0, 0], [], [0]], [[0.25] * 3, [], [0.25]], [[1 / 6] * 3, [], [0.5]], 0),
+        ([[-1, -INFINITE, NAN], [-1]], [[0.5, 0, 0], [0.5]], [[0.5, 0, 0], [0.5]], 2),
+    ],
+)
+def test_tokens_with_finite_logprobs_or_completions_weigh_alike(
+    logprobs: list[list[float]], token_mean: list[list[float]], sequence_mean: list[list[float]], dropped: int
+) -> None:
+    arrays = [np.array(each, np.float32) for each in logprobs]
+    for aggregation, expected in (("token-mean", token_mean), ("sequence-mean", sequence_mean)):
+        found: list[npt.NDArray[np.float32]] = token_weights(arrays, aggregation)  # type: ignore[arg-type]
+        for weights, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(weights, wanted, rtol=1e-6)
+    assert dropped_tokens(arrays) == dropped
