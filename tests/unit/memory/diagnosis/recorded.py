@@ -1,4 +1,4 @@
-"""Recorded failures, as described in tests/data/README.md."""
+"""Recorded failures, as described in tests/data/README.md, and readers of texts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from rljob_testing.induced_failures.recorded_evidence import evidence_of_files
 
 DATA = Path(__file__).parents[3] / "data"
 RECORDED = DATA / "oom"
+SURE = 0.8
+"""A wrong class never has a higher confidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,6 @@ class PublicFailure:
 
     name: str
     """`<set>/<excerpt>`"""
-    source: str
     accepted: tuple[str, ...]
     """Classes that are right, the best first; empty if no memory ran out."""
     expected: tuple[str | None, ...]
@@ -43,9 +44,7 @@ def public_failures() -> list[PublicFailure]:
 def _public_failure(case: Mapping[str, Any]) -> PublicFailure:
     accepted = tuple(case["label"])
     expected = (case["miss"],) if "miss" in case else accepted or (None,)
-    return PublicFailure(
-        f"{case['set']}/{case['name']}", case["source"], accepted, expected, "miss" in case, case["text"]
-    )
+    return PublicFailure(f"{case['set']}/{case['name']}", accepted, expected, "miss" in case, case["text"])
 
 
 def recorded_failures() -> list[tuple[FailureClass, Path]]:
@@ -65,8 +64,31 @@ def recorded_evidence(failure: Path) -> CollectedEvidence:
     return read_evidence(failure)
 
 
-def diagnoses_of(text: str) -> list[Diagnosis]:
-    """Diagnose a log."""
+def evidence_of(text: str | bytes) -> CollectedEvidence:
+    """Read a log."""
     builder = EvidenceBuilder()
-    LogReader(builder).read(BytesIO(text.encode()))
-    return diagnose(builder.build())
+    LogReader(builder).read(BytesIO(text.encode() if isinstance(text, str) else text))
+    return builder.build()
+
+
+def diagnoses_of(*lines: str) -> list[Diagnosis]:
+    """Diagnose the lines of a log."""
+    return diagnose(evidence_of("\n".join(lines)))
+
+
+def torch_message(
+    requested: float = 2,
+    *,
+    total: float = 80,
+    free: float = 1,
+    process: float = 79,
+    allocated: float = 76,
+    cached: float = 1,
+) -> str:
+    """torch's message about a failed request; all sizes in GiB."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested:.2f} GiB. GPU 0 has a total "
+        f"capacity of {total:.2f} GiB of which {free:.2f} GiB is free. Including non-PyTorch memory, this process has "
+        f"{process:.2f} GiB memory in use. Of the allocated memory {allocated:.2f} GiB is allocated by PyTorch, and "
+        f"{cached:.2f} GiB is reserved by PyTorch but unallocated."
+    )
