@@ -1,15 +1,14 @@
-"""Diagnoses from evidence that no single message contains."""
+"""Classes of failures whose numbers are known: from a full GPU alone, and from evidence that no message contains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import pytest
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose, gpu_entries, ledger_of
+from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
@@ -19,100 +18,276 @@ from rljob_memory.sizes import GIB, MIB
 from rljob_memory.trend import past_growth
 from rljob_testing.memory_plans import memory_plan
 
-WAKE = Failure(FailureKind.ENGINE_WAKE, activity=Activity.WAKE)
 FULL = DeviceMemory(
-    2 * GIB,
+    GIB,
     gpu=0,
     total_bytes=80 * GIB,
-    free_bytes=GIB,
-    allocated_bytes=40 * GIB,
-    cached_bytes=GIB,
-    process_bytes=42 * GIB,
+    free_bytes=100 * MIB,
+    allocated_bytes=78 * GIB,
+    cached_bytes=200 * MIB,
+    process_bytes=79 * GIB,
+)
+SHARED = replace(
+    FULL, requested_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=40 * GIB, cached_bytes=GIB, process_bytes=42 * GIB
 )
 """37 GiB of it are not the process's own."""
+H200 = DeviceMemory(9 * GIB, 0, 140 * GIB, free_bytes=3 * GIB, allocated_bytes=134 * GIB, cached_bytes=3 * GIB // 2)
+ASLEEP, AWAKE = memory_plan(rollout_sleep="Level2"), memory_plan(rollout_sleep="Disabled")
+
+UNKNOWN = FailureClass.UNKNOWN
+SPIKE = FailureClass.ACTIVATION_SPIKE
+FRAGMENTATION = FailureClass.FRAGMENTATION
+CACHE = FailureClass.ALLOCATOR_CACHE
+KV_CACHE = FailureClass.KV_CACHE_OVERSIZED
+NOT_ASLEEP = FailureClass.ENGINE_NOT_ASLEEP
+FOREIGN = FailureClass.FOREIGN_PROCESS
+CONTEXT = FailureClass.CONTROLLER_CONTEXT
+RETAINED = FailureClass.RETAINED_GRAPH
 
 
-def best(evidence: CollectedEvidence) -> Diagnosis:
-    return diagnose(evidence)[0]
+def out_of(
+    device: DeviceMemory,
+    activity: Activity | None = None,
+    *,
+    role: str | None = None,
+    phase: str | None = None,
+    **of: Any,
+) -> CollectedEvidence:
+    """torch's allocator failed; `of` has further evidence."""
+    failure = Failure(FailureKind.ALLOCATOR, device=device, activity=activity, role=role, phase=phase)
+    return CollectedEvidence(failure, **of)
 
 
-def series(allocated: Sequence[int], reserved: Sequence[int], phase: str = "update") -> MemorySeries:
+def woken(activity: Activity = Activity.WAKE, **of: Any) -> CollectedEvidence:
+    """An engine could not wake up."""
+    return CollectedEvidence(Failure(FailureKind.ENGINE_WAKE, activity=activity), **of)
+
+
+def refused(wanted_gib: int, **of: Any) -> CollectedEvidence:
+    """An engine did not start, since 80 of 140 GiB were free."""
+    sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": wanted_gib * GIB}
+    return CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes), **of)
+
+
+def driver(**of: Any) -> CollectedEvidence:
+    activity = of.pop("activity", None)
+    return CollectedEvidence(Failure(FailureKind.DRIVER, "CUDA error: out of memory", activity=activity), **of)
+
+
+def series(allocated: Sequence[float], reserved: Sequence[float], phase: str = "update") -> tuple[MemorySeries]:
+    """A policy's memory in GiB, step by step."""
     samples = [
-        MemorySample(allocated_bytes=a, reserved_bytes=r, step=step, phase=phase)
+        MemorySample(allocated_bytes=int(a * GIB), reserved_bytes=int(r * GIB), step=step, phase=phase)
         for step, (a, r) in enumerate(zip(allocated, reserved, strict=True), start=1)
     ]
-    return MemorySeries("policy-0", tuple(samples))
+    return (MemorySeries("policy-0", tuple(samples)),)
 
 
-def test_a_failed_wake_up_beside_a_large_cache_is_the_allocator_cache() -> None:
-    hoarding = series([10 * GIB], [30 * GIB])
-    found = best(CollectedEvidence(WAKE, series=(hoarding,)))
-    assert (found.failure_class, found.confidence) == (FailureClass.ALLOCATOR_CACHE, 0.85)
-    assert found.numbers["policy_cache_bytes"] == 20 * GIB
+def others(*sizes: int, first_pid: int = 7) -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(first_pid + number, size) for number, size in enumerate(sizes))
 
 
-def test_a_failed_wake_up_beside_an_empty_cache_is_the_kv_cache() -> None:
-    tidy = series([10 * GIB], [10 * GIB + 100 * MIB])
-    assert best(CollectedEvidence(WAKE, series=(tidy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
+GRAPHS = replace(FULL, private_pool_bytes=300 * MIB)
+SLEEPING = replace(FULL, requested_bytes=2 * GIB, allocated_bytes=83 * GIB, cached_bytes=30 * GIB)
+"""torch counts 34 GiB that an engine of the process has given back."""
+ROOMY = replace(FULL, requested_bytes=200 * MIB, allocated_bytes=8 * GIB, cached_bytes=2 * GIB)
+COPY = replace(FULL, requested_bytes=50 * GIB, allocated_bytes=50 * GIB, free_bytes=29 * GIB, process_bytes=51 * GIB)
+PARTLY_CACHED = replace(
+    FULL, requested_bytes=4 * GIB, allocated_bytes=64 * GIB, cached_bytes=6 * GIB, process_bytes=71 * GIB
+)
+SMALL_CACHE = replace(
+    FULL,
+    requested_bytes=448 * MIB,
+    free_bytes=364 * MIB,
+    allocated_bytes=72 * GIB,
+    cached_bytes=4 * GIB,
+    process_bytes=77 * GIB,
+)
+BESIDE_CONTEXTS = replace(FULL, requested_bytes=400 * MIB, process_bytes=78 * GIB)
+ONE_CONTEXT = replace(FULL, others=others(400 * MIB))
+LAST_OF_RANKS = replace(FULL, allocated_bytes=200 * MIB, cached_bytes=20 * MIB, process_bytes=700 * MIB)
+IN_PIECES = replace(SHARED, cached_bytes=10 * GIB, process_bytes=52 * GIB)
+AFTER_A_SLEEP = replace(SHARED, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB)
+ONE_SMALL_PROCESS = DeviceMemory(64 * MIB, 0, 80 * GIB, 0, 70 * GIB, GIB, others=others(910 * MIB))
+BACKWARD, LOGITS = Activity.BACKWARD, Activity.LOGITS
 
 
-def test_growing_reserved_memory_with_flat_tensors_is_allocator_cache() -> None:
-    rising = series([10 * GIB] * 10, [30 * GIB + step * GIB for step in range(10)])
-    found = best(CollectedEvidence(WAKE, series=(rising,)))
-    assert found.failure_class is FailureClass.ALLOCATOR_CACHE
-    assert found.numbers["reserved_last_bytes"] == 39 * GIB
+def ranks(*pids: int) -> DeviceMemory:
+    sizes = (77 * GIB, 600 * MIB, 620 * MIB)
+    return replace(LAST_OF_RANKS, others=tuple(map(GpuProcess, pids, sizes)))
 
 
-def test_tensors_that_grow_step_by_step_are_a_retained_graph() -> None:
-    rising = series([10 * GIB + step * GIB for step in range(10)], [30 * GIB] * 10)
-    failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
-    assert best(CollectedEvidence(failure, series=(rising,))).failure_class is FailureClass.RETAINED_GRAPH
+CASES: list[tuple[str, CollectedEvidence, str]] = [
+    # a remark, the evidence, and the first class: with (+) and without (-) others, or as the only one
+    ("neither a stack nor a role", out_of(FULL), "Unknown only"),
+    ("a policy", out_of(FULL, role="policy"), "ActivationSpike"),
+    ("CUDA graphs show an engine", out_of(GRAPHS), "KVCacheOversized"),
+    ("CUDA graphs of a policy", out_of(GRAPHS, role="policy"), "ActivationSpike -KVCacheOversized"),
+    ("CUDA graphs in a backward pass", out_of(GRAPHS, BACKWARD), "ActivationSpike -KVCacheOversized"),
+    ("a sync without a traceback", out_of(FULL, role="policy", phase="sync"), "WeightSyncSpike"),
+    ("an update without a traceback", out_of(FULL, role="policy", phase="update"), "ActivationSpike"),
+    # pieces of torch's cache
+    ("a cache that may be a sleeping engine", out_of(SLEEPING, BACKWARD), "ActivationSpike -Fragmentation"),
+    ("a cache", out_of(replace(SLEEPING, allocated_bytes=48 * GIB)), "Fragmentation"),
+    ("a cache of ten requests", out_of(ROOMY), "Fragmentation"),
+    (
+        "a cache beside plenty of free memory",
+        out_of(replace(ROOMY, free_bytes=60 * GIB, process_bytes=19 * GIB)),
+        "Unknown -Fragmentation",
+    ),
+    ("a cache as large as the request, and a remainder", out_of(PARTLY_CACHED), "Fragmentation +ForeignProcess"),
+    ("a smaller cache", out_of(replace(PARTLY_CACHED, requested_bytes=7 * GIB)), "ForeignProcess"),
+    ("a listed process", out_of(replace(PARTLY_CACHED, others=others(8 * GIB))), "ForeignProcess"),
+    ("a small cache of nine requests", out_of(SMALL_CACHE), "Fragmentation"),
+    ("a small cache of four", out_of(replace(SMALL_CACHE, requested_bytes=GIB)), "Unknown -Fragmentation"),
+    (
+        "a cache of a hundredth",
+        out_of(replace(H200, requested_bytes=GIB // 2, free_bytes=GIB // 4), Activity.FORWARD),
+        "ActivationSpike -Fragmentation",
+    ),
+    # a second copy of the model
+    ("a request as large as all tensors", out_of(COPY), "ModelWeights"),
+    ("such a request in a backward pass", out_of(COPY, BACKWARD), "ActivationSpike"),
+    ("a slightly smaller request", out_of(replace(COPY, requested_bytes=49 * GIB)), "ActivationSpike"),
+    (
+        "a copy of a small model",
+        out_of(replace(COPY, requested_bytes=GIB, allocated_bytes=GIB, free_bytes=100 * MIB)),
+        "ForeignProcess -ModelWeights",
+    ),
+    # contexts of one program have one size
+    (
+        "two processes of a context's size",
+        out_of(replace(BESIDE_CONTEXTS, others=others(520 * MIB, 516 * MIB)), Activity.GATHERING),
+        "ControllerContext",
+    ),
+    (
+        "two processes of different sizes",
+        out_of(replace(BESIDE_CONTEXTS, others=others(384 * MIB, 716 * MIB)), Activity.GATHERING),
+        "WeightSyncSpike +ControllerContext",
+    ),
+    (
+        "a single process",
+        out_of(replace(BESIDE_CONTEXTS, others=others(600 * MIB)), Activity.GATHERING),
+        "WeightSyncSpike +ControllerContext",
+    ),
+    ("a single context, and a large request", out_of(ONE_CONTEXT), "Unknown only"),
+    ("and a small request", out_of(replace(ONE_CONTEXT, requested_bytes=300 * MIB)), "ControllerContext"),
+    (
+        "contexts hold no cache",
+        out_of(
+            replace(FULL, allocated_bytes=70 * GIB, process_bytes=74 * GIB, others=others(*[GIB] * 5)),
+            Activity.GENERATION,
+        ),
+        "ControllerContext -AllocatorCache",
+    ),
+    # processes that started together are ranks
+    ("ranks", out_of(ranks(501, 502, 504)), "ControllerContext +ForeignProcess"),
+    ("two programs", out_of(ranks(501, 504, 507)), "ForeignProcess +ControllerContext"),
+    ("a later process", out_of(ranks(501, 502, 9000)), "ForeignProcess +ControllerContext"),
+    # an engine, or another process
+    ("other memory without an engine", out_of(SHARED), "ForeignProcess"),
+    (
+        "an engine that never slept",
+        out_of(SHARED, BACKWARD, engine=EngineRecord(seen=True)),
+        "EngineNotAsleep +ForeignProcess",
+    ),
+    ("a plan whose engine stays awake", out_of(SHARED, role="policy", phase="update", plan=AWAKE), "EngineNotAsleep"),
+    ("a plan whose engine sleeps", out_of(SHARED, role="policy", phase="update", plan=ASLEEP), "ForeignProcess"),
+    (
+        "a plan whose engine sleeps, at the start",
+        out_of(SHARED, role="policy", phase="load", plan=ASLEEP),
+        "ForeignProcess",
+    ),
+    ("a small process", out_of(ONE_SMALL_PROCESS, role="policy", phase="update"), "ActivationSpike +ControllerContext"),
+    (
+        "a small process that is the sleeping engine",
+        out_of(ONE_SMALL_PROCESS, role="policy", phase="update", plan=ASLEEP),
+        "ActivationSpike -ControllerContext",
+    ),
+    (
+        "a small engine awake in the failing process",
+        out_of(H200, LOGITS, engine=EngineRecord(seen=True, kv_cache_bytes=4 * GIB), programs=("trl", "vllm")),
+        "ActivationSpike",
+    ),
+    (
+        "an engine whose memory is back with the GPU",
+        out_of(AFTER_A_SLEEP, BACKWARD, engine=EngineRecord(seen=True, kv_cache_bytes=60 * GIB), programs=("trl",)),
+        "ActivationSpike -EngineNotAsleep",
+    ),
+    ("an engine that starts beside another process", refused(126), "ForeignProcess"),
+    ("an engine that starts beside the job's policy", refused(126, series=series([56], [57])), "KVCacheOversized"),
+    ("an engine that starts beside siblings", refused(137, siblings=("ray::WorkerDict",)), "KVCacheOversized"),
+    ("a wake-up beside an empty cache", woken(series=series([10], [10.1])), "KVCacheOversized"),
+    # growth
+    ("tensors that grow", out_of(SHARED, BACKWARD, series=series(range(10, 20), [30] * 10)), "RetainedGraph"),
+    ("pinned memory, in the words of the GPU", driver(activity=Activity.PINNING), "HostMemory"),
+]
 
 
-def test_an_engine_whose_sleep_freed_nothing_is_named() -> None:
-    engine = EngineRecord(seen=True, asleep=True, freed_bytes=0, still_in_use_bytes=63 * GIB)
-    found = best(
-        CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD), engine=engine)
-    )
-    assert (found.failure_class, found.confidence) == (FailureClass.ENGINE_NOT_ASLEEP, 0.9)
+@pytest.mark.parametrize(("evidence", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_the_numbers_decide_the_class(evidence: CollectedEvidence, expected: str) -> None:
+    found = [str(each.failure_class) for each in diagnose(evidence)]
+    first, *others = expected.split()
+    assert found[0] == first
+    assert {name[1:] for name in others if name[0] == "+"} <= set(found)
+    assert not {name[1:] for name in others if name[0] == "-"} & set(found)
+    assert "only" not in others or found == [first]
 
 
-def test_an_engine_that_never_slept_comes_before_a_foreign_process() -> None:
-    failure = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.BACKWARD)
-    classes = [found.failure_class for found in diagnose(CollectedEvidence(failure, engine=EngineRecord(seen=True)))]
-    assert classes[0] is FailureClass.ENGINE_NOT_ASLEEP
-    assert FailureClass.FOREIGN_PROCESS in classes
+@pytest.mark.parametrize(
+    ("evidence", "first", "confidence", "numbers"),
+    [
+        (woken(series=series([10], [30])), CACHE, 0.85, {"policy_cache_bytes": 20 * GIB}),
+        (woken(series=series([10] * 10, range(30, 40))), CACHE, None, {"reserved_last_bytes": 39 * GIB}),
+        (woken(Activity.KV_CACHE), KV_CACHE, 0.75, {}),
+        (
+            out_of(
+                SHARED,
+                BACKWARD,
+                engine=EngineRecord(seen=True, asleep=True, freed_bytes=0, still_in_use_bytes=63 * GIB),
+            ),
+            NOT_ASLEEP,
+            0.9,
+            {},
+        ),
+        (
+            driver(gpu_processes={0: (GpuProcess(1, 26_167 * MIB), *others(*[871 * MIB] * 7))}),
+            CONTEXT,
+            None,
+            {"context_processes": 7},
+        ),
+        # fragmentation is less certain if enough was free
+        (out_of(IN_PIECES), FRAGMENTATION, 0.85, {}),
+        (out_of(replace(IN_PIECES, free_bytes=2 * GIB, total_bytes=60 * GIB)), FRAGMENTATION, 0.6, {}),
+        (out_of(replace(IN_PIECES, free_bytes=3 * GIB, total_bytes=60 * GIB)), UNKNOWN, 0.5, {}),
+    ],
+)
+def test_a_diagnosis_has_its_confidence_and_numbers(
+    evidence: CollectedEvidence, first: FailureClass, confidence: float | None, numbers: dict[str, int]
+) -> None:
+    best = diagnose(evidence)[0]
+    assert best.failure_class is first
+    assert confidence in (None, best.confidence)
+    assert best.numbers | numbers == best.numbers
 
 
-def test_memory_of_others_without_an_engine_is_a_foreign_process() -> None:
-    assert (
-        best(CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL))).failure_class
-        is FailureClass.FOREIGN_PROCESS
-    )
+def test_an_engine_awake_in_the_failing_process_is_named_with_its_option() -> None:
+    """TRL, colocated: torch counts the KV cache of the engine among the tensors of the process."""
+    engine = EngineRecord(seen=True, kv_cache_bytes=96 * GIB)
+    best = diagnose(out_of(H200, LOGITS, engine=engine, programs=("trl", "vllm")))[0]
+    assert best.failure_class is NOT_ASLEEP
+    assert "vllm_enable_sleep_mode: True" in best.advice
 
 
-def test_pinning_host_memory_fails_in_the_words_of_the_gpu() -> None:
-    failure = Failure(FailureKind.DRIVER, "CUDA error: out of memory", activity=Activity.PINNING)
-    assert best(CollectedEvidence(failure)).failure_class is FailureClass.HOST_MEMORY
-
-
-def test_contexts_in_a_process_table_are_counted() -> None:
-    contexts = tuple(GpuProcess(pid, 871 * MIB) for pid in range(2, 9))
-    table = {0: (GpuProcess(1, 26_167 * MIB), *contexts)}
-    found = best(CollectedEvidence(Failure(FailureKind.DRIVER, "CUDA error: out of memory"), gpu_processes=table))
-    assert found.failure_class is FailureClass.CONTROLLER_CONTEXT
-    assert found.numbers["context_processes"] == 7
-
-
-@pytest.mark.parametrize(("phase", "expected"), [("sync", "WeightSyncSpike"), ("update", "ActivationSpike")])
-def test_the_phase_stands_in_for_a_missing_traceback(phase: str, expected: str) -> None:
-    full = DeviceMemory(2 * GIB, 0, 80 * GIB, GIB, 70 * GIB, GIB, process_bytes=73 * GIB)
-    failure = Failure(FailureKind.ALLOCATOR, device=full, role="policy", phase=phase)
-    assert str(best(CollectedEvidence(failure)).failure_class) == expected
+def test_a_pass_on_a_gpu_full_of_retained_graphs_is_not_the_cause() -> None:
+    growing = out_of(SHARED, LOGITS, series=series(range(10, 50, 4), [60] * 10))
+    found = {each.failure_class: each.confidence for each in diagnose(growing)}
+    assert next(iter(found)) is RETAINED
+    assert found[SPIKE] <= 0.5
 
 
 def test_nothing_is_diagnosed_without_a_failure() -> None:
-    assert diagnose(CollectedEvidence(series=(series([1] * 9, [2] * 9),))) == []
+    assert diagnose(CollectedEvidence(series=series([1] * 9, [2] * 9))) == []
 
 
 @pytest.mark.parametrize(
@@ -130,151 +305,20 @@ def test_unsteady_growth_is_not_a_trend(values: list[int]) -> None:
     assert past_growth(values) is None
 
 
-def test_a_pass_on_a_gpu_full_of_retained_graphs_is_not_the_cause() -> None:
-    growing = series([10 * GIB + step * 4 * GIB for step in range(10)], [60 * GIB] * 10)
-    spike = Failure(FailureKind.ALLOCATOR, device=FULL, activity=Activity.LOGITS)
-    found = {
-        diagnosis.failure_class: diagnosis.confidence
-        for diagnosis in diagnose(CollectedEvidence(spike, series=(growing,)))
-    }
-    assert next(iter(found)) is FailureClass.RETAINED_GRAPH
-    assert found[FailureClass.ACTIVATION_SPIKE] <= 0.5
-
-
-def test_a_failed_start_check_beside_the_own_policy_is_the_kv_cache() -> None:
-    sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 126 * GIB}
-    check = Failure(FailureKind.ENGINE_START, sizes=sizes)
-    policy = series([56 * GIB], [57 * GIB])
-    assert best(CollectedEvidence(check, series=(policy,))).failure_class is FailureClass.KV_CACHE_OVERSIZED
-    assert best(CollectedEvidence(check)).failure_class is FailureClass.FOREIGN_PROCESS
-
-
-def test_memory_that_cannot_be_mapped_for_the_kv_cache_is_its_size() -> None:
-    found = best(CollectedEvidence(Failure(FailureKind.ENGINE_WAKE, activity=Activity.KV_CACHE)))
-    assert (found.failure_class, found.confidence) == (FailureClass.KV_CACHE_OVERSIZED, 0.75)
-
-
-def plan_with(sleep_level: Literal[0, 1, 2]) -> MemoryPlan:
-    return memory_plan(
-        rollout_sleep="Level1" if sleep_level else "Disabled",
-        micro_batch_tokens=1024,
-        logprob_chunk_tokens=256,
-        sync_bucket_bytes=GIB,
-    )
-
-
 @pytest.mark.parametrize(
-    ("sleep_level", "phase", "expected"),
-    [
-        (0, "update", FailureClass.ENGINE_NOT_ASLEEP),
-        (2, "update", FailureClass.FOREIGN_PROCESS),
-        (2, "load", FailureClass.FOREIGN_PROCESS),
-    ],
+    ("total_gib", "policy", "foreign_gib"),
+    [(140, series([16], [17]), 101), (40, series([16], [17]), None), (40, (), 18)],
 )
-def test_a_sleeping_engine_is_not_blamed_for_foreign_memory(
-    sleep_level: Literal[0, 1, 2], phase: str, expected: FailureClass
+def test_the_policy_of_the_job_is_no_foreign_process(
+    total_gib: int, policy: tuple[MemorySeries, ...], foreign_gib: int | None
 ) -> None:
-    full = Failure(FailureKind.ALLOCATOR, device=FULL, role="policy", rank=0, step=3, phase=phase)
-    assert best(CollectedEvidence(full, plan=plan_with(sleep_level))).failure_class is expected
-
-
-def test_the_policy_of_the_job_is_no_foreign_process() -> None:
-    policy = MemorySeries("policy-0", (MemorySample(allocated_bytes=16 * GIB, reserved_bytes=17 * GIB),))
-    device = DeviceMemory(GIB, total_bytes=140 * GIB, free_bytes=GIB, process_bytes=21 * GIB)  # 118 GiB are others'
-    failure = Failure(FailureKind.ALLOCATOR, device=device, role="rollout", rank=0, step=1, phase="sync")
-    evidence = CollectedEvidence(failure, series=(policy,), plan=plan_with(2))
-    found = next(each for each in diagnose(evidence) if each.failure_class is FailureClass.FOREIGN_PROCESS)
-    assert found.numbers["other_processes_bytes"] == 101 * GIB
-    assert "held by other processes, besides 17.00 GiB of the policy" in found.message
-
-
-def test_the_rest_beside_the_policy_of_the_job_is_the_drivers() -> None:
-    policy = MemorySeries("policy-0", (MemorySample(allocated_bytes=16 * GIB, reserved_bytes=17 * GIB),))
-    device = DeviceMemory(GIB, total_bytes=40 * GIB, free_bytes=GIB, process_bytes=21 * GIB)  # 18 GiB are others'
-    failure = Failure(FailureKind.ALLOCATOR, device=device, role="rollout", rank=0, step=1, phase="sync")
-    for series_, expected in (((policy,), False), ((), True)):
-        found = diagnose(CollectedEvidence(failure, series=series_, plan=plan_with(2)))
-        assert (FailureClass.FOREIGN_PROCESS in {each.failure_class for each in found}) is expected
-
-
-def test_the_sleeping_engine_is_no_process_that_only_touched_the_gpu() -> None:
-    full = Failure(
-        FailureKind.ALLOCATOR,
-        device=DeviceMemory(64 * MIB, 0, 80 * GIB, 0, 70 * GIB, GIB, others=(GpuProcess(2, 910 * MIB),)),
-        role="policy",
-        phase="update",
-    )
-    told = [diagnosis.failure_class for diagnosis in diagnose(CollectedEvidence(full, plan=plan_with(2)))]
-    assert FailureClass.CONTROLLER_CONTEXT not in told
-    assert FailureClass.CONTROLLER_CONTEXT in {found.failure_class for found in diagnose(CollectedEvidence(full))}
-
-
-FULL_OF_TENSORS = DeviceMemory(
-    9 * GIB, gpu=0, total_bytes=140 * GIB, free_bytes=3 * GIB, allocated_bytes=134 * GIB, cached_bytes=3 * GIB // 2
-)
-
-
-def test_an_engine_awake_in_the_failing_process_is_named() -> None:
-    """TRL, colocated: torch counts the KV cache of the engine among the tensors of the process."""
-    failure = Failure(FailureKind.ALLOCATOR, device=FULL_OF_TENSORS, activity=Activity.LOGITS)
-    engine = EngineRecord(seen=True, kv_cache_bytes=96 * GIB)
-    found = best(CollectedEvidence(failure, engine=engine, programs=("trl", "vllm")))
-    assert found.failure_class is FailureClass.ENGINE_NOT_ASLEEP
-    assert "vllm_enable_sleep_mode: True" in found.advice
-
-
-def test_a_small_engine_awake_does_not_explain_a_full_gpu() -> None:
-    failure = Failure(FailureKind.ALLOCATOR, device=FULL_OF_TENSORS, activity=Activity.LOGITS)
-    engine = EngineRecord(seen=True, kv_cache_bytes=4 * GIB)
-    found = best(CollectedEvidence(failure, engine=engine, programs=("trl", "vllm")))
-    assert found.failure_class is FailureClass.ACTIVATION_SPIKE
-
-
-def test_fragmentation_is_less_certain_if_enough_was_free() -> None:
-    in_pieces = replace(FULL, cached_bytes=10 * GIB, process_bytes=52 * GIB)
-    free = FULL.requested_bytes
-    devices = [in_pieces] + [replace(in_pieces, free_bytes=size, total_bytes=60 * GIB) for size in (free, free + GIB)]
-    found = [best(CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=device))) for device in devices]
-    assert [(each.failure_class, each.confidence) for each in found] == [
-        (FailureClass.FRAGMENTATION, 0.85),
-        (FailureClass.FRAGMENTATION, 0.6),
-        (FailureClass.UNKNOWN, 0.5),
-    ]
-
-
-def test_before_the_engine_starts_siblings_are_no_strangers() -> None:
-    sizes = {"free_bytes": 80 * GIB, "total_bytes": 140 * GIB, "wanted_bytes": 137 * GIB}
-    refused = CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes))
-    assert best(refused).failure_class is FailureClass.FOREIGN_PROCESS
-    assert best(replace(refused, siblings=("ray::WorkerDict",))).failure_class is FailureClass.KV_CACHE_OVERSIZED
-
-
-def test_a_cache_of_a_hundredth_is_no_fragmentation() -> None:
-    small_request = replace(FULL_OF_TENSORS, requested_bytes=GIB // 2, free_bytes=GIB // 4)
-    failure = Failure(FailureKind.ALLOCATOR, device=small_request, activity=Activity.FORWARD)
-    classes = {found.failure_class for found in diagnose(CollectedEvidence(failure))}
-    assert FailureClass.FRAGMENTATION not in classes
-
-
-def test_the_ledger_adds_up_to_the_gpu() -> None:
-    evidence = CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=FULL))
-    assert evidence.failure is not None
-    whole = [
-        entry
-        for entry in gpu_entries(ledger_of(evidence.failure, evidence))
-        if not (entry.is_part or entry.is_expected)
-    ]
-    assert sum(entry.size_bytes for entry in whole) == FULL.total_bytes
-
-
-def test_memory_of_a_sleeping_engine_is_no_memory_of_the_process() -> None:
-    asleep = DeviceMemory(
-        2 * GIB, 0, 80 * GIB, GIB, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB
-    )
-    assert asleep.asleep_bytes == 37 * GIB
-    failure = Failure(FailureKind.ALLOCATOR, device=asleep, activity=Activity.BACKWARD)
-    evidence = CollectedEvidence(failure, engine=EngineRecord(seen=True, kv_cache_bytes=60 * GIB), programs=("trl",))
-    assert FailureClass.ENGINE_NOT_ASLEEP not in {found.failure_class for found in diagnose(evidence)}
-    assert ("an engine that sleeps, whose memory is back with the GPU", 37 * GIB) in {
-        (entry.owner, entry.size_bytes) for entry in gpu_entries(ledger_of(failure, evidence))
+    """What is left beside it may be the driver's."""
+    device = DeviceMemory(GIB, total_bytes=total_gib * GIB, free_bytes=GIB, process_bytes=21 * GIB)
+    found = {
+        each.failure_class: each
+        for each in diagnose(out_of(device, role="rollout", phase="sync", series=policy, plan=ASLEEP))
     }
+    assert (FOREIGN in found) == (foreign_gib is not None)
+    if foreign_gib is not None:
+        assert found[FOREIGN].numbers["other_processes_bytes"] == foreign_gib * GIB
+        assert ("besides 17.00 GiB of the policy" in found[FOREIGN].message) == bool(policy)
