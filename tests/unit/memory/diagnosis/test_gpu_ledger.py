@@ -9,6 +9,7 @@ import pytest
 
 from rljob_memory.diagnosis import FailureClass, diagnose, explain, gpu_entries, host_entries, ledger_of
 from rljob_memory.diagnosis.expected_memory import expected_memory
+from rljob_memory.diagnosis.ledger_entries import LedgerEntry
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import EngineRecord
@@ -43,6 +44,11 @@ def beside(*siblings: str, role: str | None = "policy") -> CollectedEvidence:
 
 def classes(evidence: CollectedEvidence) -> list[FailureClass]:
     return [found.failure_class for found in diagnose(evidence)]
+
+
+def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
+    assert evidence.failure is not None
+    return gpu_entries(ledger_of(evidence.failure, evidence))
 
 
 # --- who holds the memory ---
@@ -81,7 +87,6 @@ def test_an_engine_that_the_log_accounts_for_is_no_stranger() -> None:
     assert FailureClass.FOREIGN_PROCESS in classes(failing(engine=smaller))
 
 
-ASLEEP = replace(BESIDE, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB)
 LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
 
 
@@ -98,31 +103,30 @@ LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
         ),
         (failing(LISTED), "process 7", 40),
         (failing(LISTED), "the driver", 1),
-        (
-            failing(ASLEEP, engine=EngineRecord(seen=True, kv_cache_bytes=60 * GIB), programs=("trl",)),
-            "an engine that sleeps, whose memory is back with the GPU",
-            37,
-        ),
     ],
 )
 def test_every_part_of_the_gpu_has_the_owner_that_is_known(
     evidence: CollectedEvidence, owner: str, size_gib: int
 ) -> None:
-    assert evidence.failure is not None
-    entries = gpu_entries(ledger_of(evidence.failure, evidence))
+    entries = entries_of(evidence)
     assert {entry.owner: entry.size_bytes for entry in entries}[owner] == size_gib * GIB
     assert sum(entry.size_bytes for entry in entries if not (entry.is_part or entry.is_expected)) == 80 * GIB
 
 
+def test_memory_of_a_sleeping_engine_is_back_with_the_gpu() -> None:
+    asleep = replace(BESIDE, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB)
+    sizes = {entry.owner: entry.size_bytes for entry in entries_of(failing(asleep))}
+    assert sizes["an engine that sleeps, whose memory is back with the GPU"] == 37 * GIB
+
+
 def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
     sizes = {"free_bytes": 30 * GIB, "total_bytes": 80 * GIB, "wanted_bytes": 72 * GIB}
-    refused = Failure(FailureKind.ENGINE_START, sizes=sizes)
-    entries = gpu_entries(ledger_of(refused, CollectedEvidence(refused)))
-    assert [(entry.owner, entry.size_bytes) for entry in entries] == [
+    refused = CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes))
+    assert [(entry.owner, entry.size_bytes) for entry in entries_of(refused)] == [
         ("in use before the engine started", 50 * GIB),
         ("free", 30 * GIB),
     ]
-    assert host_entries(CollectedEvidence(refused)) == []
+    assert host_entries(refused) == []
 
 
 def test_the_host_has_a_ledger() -> None:
@@ -205,8 +209,7 @@ def test_a_smaller_or_unknown_state_is_not_the_cause(model: ModelFacts) -> None:
 
 def test_the_name_of_a_model_is_a_guess() -> None:
     evidence = failing(ALONE, model=ModelFacts(parameters_of_name=PARAMETERS))
-    assert evidence.failure is not None
-    expected = [entry for entry in gpu_entries(ledger_of(evidence.failure, evidence)) if entry.is_expected]
+    expected = [entry for entry in entries_of(evidence) if entry.is_expected]
     assert [entry.owner for entry in expected] == ["weights", "gradients", "Adam's state"]
     assert all("by the model's name" in entry.source for entry in expected)
 
