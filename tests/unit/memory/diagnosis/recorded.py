@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from rljob_api.quantity import quantity_bytes
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence import CollectedEvidence, read_evidence
 from rljob_memory.evidence.collected import EvidenceBuilder
@@ -74,6 +76,12 @@ def evidence_of(text: str | bytes) -> CollectedEvidence:
 def diagnoses_of(*lines: str) -> list[Diagnosis]:
     """Diagnose the lines of a log."""
     return diagnose(evidence_of("\n".join(lines)))
+
+
+def in_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a JSON document (512Mi) as numbers."""
+    is_size = re.compile(r"\d+[KMG]i").fullmatch
+    return {name: quantity_bytes(v) if isinstance(v, str) and is_size(v) else v for name, v in values.items()}
 
 
 def torch_message(

@@ -42,49 +42,12 @@ def beside(*siblings: str, role: str | None = "policy") -> CollectedEvidence:
     return failing(role=role, siblings=siblings)
 
 
-def classes(evidence: CollectedEvidence) -> list[FailureClass]:
-    return [found.failure_class for found in diagnose(evidence)]
-
-
 def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
     assert evidence.failure is not None
     return gpu_entries(ledger_of(evidence.failure, evidence))
 
 
 # --- who holds the memory ---
-
-
-@pytest.mark.parametrize(
-    "name", ["VLLM::EngineCor", "VLLM::Worker_TP", "sglang::schedul", "ray::vLLMHttpSe", "EngineCore"]
-)
-@pytest.mark.parametrize("role", ["policy", None])
-def test_an_engine_beside_it_is_named(name: str, role: str | None) -> None:
-    best, *others = diagnose(beside("python", name, role=role))
-    assert best.failure_class is FailureClass.ENGINE_NOT_ASLEEP
-    assert name in best.message
-    assert FailureClass.FOREIGN_PROCESS not in {found.failure_class for found in others}
-
-
-@pytest.mark.parametrize("siblings", [("python", "python", "python"), ("pt_main_thread",), ("ray::WorkerDict",)])
-def test_ranks_beside_it_are_no_engine(siblings: tuple[str, ...]) -> None:
-    found = classes(beside(*siblings))
-    assert found[0] is FailureClass.CONTROLLER_CONTEXT
-    assert not {FailureClass.ENGINE_NOT_ASLEEP, FailureClass.FOREIGN_PROCESS} & set(found)
-
-
-def test_without_siblings_strangers_hold_the_memory() -> None:
-    found = classes(beside())
-    assert found[0] is FailureClass.FOREIGN_PROCESS
-    assert FailureClass.ENGINE_NOT_ASLEEP not in found
-
-
-def test_an_engine_that_the_log_accounts_for_is_no_stranger() -> None:
-    engine = EngineRecord(seen=True, kv_cache_bytes=24 * GIB, weights_bytes=15 * GIB)
-    found = classes(failing(engine=engine))
-    assert found[0] is FailureClass.ENGINE_NOT_ASLEEP
-    assert FailureClass.FOREIGN_PROCESS not in found
-    smaller = replace(engine, kv_cache_bytes=22 * GIB, weights_bytes=GIB)
-    assert FailureClass.FOREIGN_PROCESS in classes(failing(engine=smaller))
 
 
 LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
@@ -186,25 +149,6 @@ def test_the_share_of_an_engine_decides_its_confidence() -> None:
 
 PARAMETERS = 6_600_000_000
 """Weights and gradients in 16 bits and Adam's state take 73.8 GiB."""
-
-
-def test_tensors_that_are_the_models_state_are_no_spike() -> None:
-    best = diagnose(failing(ALONE, model=ModelFacts(parameters=PARAMETERS)))[0]
-    assert best.failure_class is FailureClass.OPTIMIZER_STATE
-    assert "6.60 billion parameters" in best.message
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        ModelFacts(),
-        ModelFacts(parameters=PARAMETERS // 8),
-        ModelFacts(parameters=PARAMETERS, trained_parameters=10_000_000),
-        ModelFacts(parameters_of_name=PARAMETERS),
-    ],
-)
-def test_a_smaller_or_unknown_state_is_not_the_cause(model: ModelFacts) -> None:
-    assert classes(failing(ALONE, model=model))[0] is FailureClass.ACTIVATION_SPIKE
 
 
 def test_the_name_of_a_model_is_a_guess() -> None:

@@ -9,7 +9,6 @@ only the first changes without one, the bytes that the first one `frees`, the ro
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
@@ -21,7 +20,6 @@ from rljob_api.grown_job import grown_spec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import Phase, RemedyLevel, Role
-from rljob_api.quantity import quantity_bytes
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import Evidence, RankMemory
 from rljob_memory.diagnosis import FailureClass
@@ -30,6 +28,7 @@ from rljob_memory.planning.model_size import with_adapters
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState, profile_of
 from rljob_memory.recovery.growth import policy_growth
 from rljob_memory.sizes import GIB, MIB
+from tests.unit.memory.diagnosis.recorded import in_bytes
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     EVERY_LEVEL,
@@ -56,12 +55,6 @@ from tests.unit.memory.recovery.failures import (
 
 LINES = Path(__file__).with_name("decisions.jsonl").read_text(encoding="utf-8").splitlines()
 LEVELS = {None: EVERY_LEVEL, "trainer": IN_THE_TRAINER, "operator": IN_THE_OPERATOR, "machine": ON_ONE_MACHINE}
-
-
-def in_bytes(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes (512Mi) as numbers."""
-    is_size = re.compile(r"\d+[KMG]i").fullmatch
-    return {name: quantity_bytes(v) if isinstance(v, str) and is_size(v) else v for name, v in values.items()}
 
 
 def evidence_of(of: dict[str, Any]) -> Evidence:
