@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,9 @@ SURE = 0.8
 """A wrong class never has a higher confidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicFailure:
-    """An excerpt of a public thread, and its label."""
-
-    name: str
-    """`<set>/<excerpt>`"""
-    accepted: tuple[str, ...]
-    """Classes that are right, the best first; empty if no memory ran out."""
-    expected: tuple[str | None, ...]
-    """The accepted classes; of a known miss, the class that is diagnosed today. None: no diagnosis."""
-    is_miss: bool
-    text: str
-
-
-def public_failures() -> list[PublicFailure]:
+def public_failures() -> list[dict[str, Any]]:
     """Every excerpt of every set."""
-    with (DATA / "public_failures.jsonl").open(encoding="utf-8") as lines:
-        return [_public_failure(json.loads(line)) for line in lines]
-
-
-def _public_failure(case: Mapping[str, Any]) -> PublicFailure:
-    accepted = tuple(case["label"])
-    expected = (case["miss"],) if "miss" in case else accepted or (None,)
-    return PublicFailure(f"{case['set']}/{case['name']}", accepted, expected, "miss" in case, case["text"])
+    return [json.loads(line) for line in (DATA / "public_failures.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def recorded_failures() -> list[tuple[FailureClass, Path]]:

@@ -79,7 +79,7 @@ def test_the_numbers_decide_the_class(case: dict[str, Any]) -> None:
     assert set(case.get("also", [])) <= set(classes)
     assert not set(case.get("not", [])) & set(classes)
     assert best.confidence == case.get("confidence", best.confidence)
-    assert best.numbers | in_bytes(case.get("numbers", {})) == best.numbers
+    assert {**best.numbers, **in_bytes(case.get("numbers", {}))} == best.numbers
     assert all(part in best.advice for part in case.get("advice", []))
     messages = " ".join(each.message for each in found)
     assert all(part in messages for part in case.get("message", []))

@@ -86,7 +86,7 @@ def test_garbage_around_a_failure_does_not_change_its_diagnosis(path: Any) -> No
 # --- a failure in another dress: prefixes, JSON, HTML, broken or joined lines, cut messages ---
 
 CASES = {path.name: (path.read_text(), (path.parent.name,)) for path in recorded_texts()[::3]} | {
-    case.name: (case.text, case.accepted) for case in public_failures()[::4]
+    f"{case['set']}/{case['name']}": (case["text"], tuple(case["label"])) for case in public_failures()[::4]
 }
 """Texts with their accepted classes: some of the recorded failures, and of those in public threads."""
 

@@ -166,24 +166,3 @@ def test_trained_parameters_are_all_unless_a_name_has_many_more() -> None:
     adapters = expected_memory(ModelFacts(trained_parameters=20_000_000, parameters_of_name=7_000_000_000))
     assert adapters is not None
     assert (adapters.parameters, adapters.optimizer_bytes, adapters.is_guess) == (7_000_000_000, 160_000_000, True)
-
-
-@pytest.mark.parametrize(
-    ("line", "facts"),
-    [
-        (
-            "trainable params: 20,185,088 || all params: 7,635,801,600 || trainable%: 0.26",
-            ModelFacts(parameters=7_635_801_600, trained_parameters=20_185_088),
-        ),
-        ("Number of parameters: 7615.62M", ModelFacts(parameters=7_615_620_000)),
-        ("  Number of trainable parameters = 7,615,616,512", ModelFacts(trained_parameters=7_615_616_512)),
-        ("num_params: 494032768", ModelFacts(parameters=494_032_768)),
-        ("Total parameters: 1.54 billion", ModelFacts(parameters=1_540_000_000)),
-        (
-            "model_path: Qwen/Qwen2.5-7B-Instruct, torch_dtype=torch.float32",
-            ModelFacts(parameters_of_name=7_000_000_000, parameter_bytes=4),
-        ),
-    ],
-)
-def test_the_size_of_the_model_is_read(line: str, facts: ModelFacts) -> None:
-    assert evidence_of(line).model == facts

@@ -60,19 +60,6 @@ def test_megatrons_unit_stands_before_its_figures() -> None:
     assert figures.sample.step == 10
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "allocated 3 GPUs to the job",
-        "reserved: 12.3 GiB",
-        "allocating KV cache",
-        "gpu_memory_utilization: 0.9, num_gpu_blocks allocated: 812",
-    ],
-)
-def test_other_lines_have_no_tensors(line: str) -> None:
-    assert memory_figures(line) is None
-
-
 def test_points_of_a_step_are_series_of_their_own() -> None:
     log = [
         f"{place} memory allocated (GB): {gib}, memory reserved (GB): 60.0"
@@ -227,27 +214,6 @@ def test_other_numbers_that_grow_are_no_leak(form: str) -> None:
     lines = [form.format(n=n) for n in range(10, 40)]
     assert diagnoses_of(*lines) == []
     assert classes_of(*lines, OUT_OF_MEMORY)[0] is SPIKE
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "GPU KV cache usage: 45.2%, Prefix cache hit rate: 12.0%",
-        "Available memory: 12.1 GB",
-        "gpu_memory_utilization=0.9",
-        "mem_fraction_static=0.8",
-        "Memory: 45%",
-        "memory_efficient_attention: 1",
-        "cpu cores: 16, total memory: 503 GB",
-        "remember 45.2 GB of members",
-        "memory limit 80 GB",
-        "avail mem=12.34 GB",
-        "train_mem_gpu_alloc_delta = 5000MB",
-        "the framework memorizes 3 examples",
-    ],
-)
-def test_limits_shares_and_prose_are_no_figures(line: str) -> None:
-    assert named_figure(line) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
@@ -87,8 +86,12 @@ def test_a_retained_cache_is_detected_by_the_memory_left_to_the_engine() -> None
     forecast = Forecast()
     for step in range(1, 13):
         policy = Memory(reserved_bytes=(29 + step) * GIB, device_free_bytes=(51 - step) * GIB)
-        engine = replace(policy, **{name: 40 * GIB for name in ("allocated_bytes", "reserved_bytes")})
-        engine = replace(engine, peak_reserved_bytes=40 * GIB, device_free_bytes=(14 - step) * GIB)
+        engine = Memory(
+            allocated_bytes=40 * GIB,
+            reserved_bytes=40 * GIB,
+            peak_reserved_bytes=40 * GIB,
+            device_free_bytes=(14 - step) * GIB,
+        )
         forecast.observe(step, {"policy-0": {"update": policy}, "rollout-0": {"rollout": engine}})
         if pressure := forecast.pressure():
             break
@@ -300,17 +303,6 @@ def test_detected_growth_is_positive_and_at_least_the_threshold(values: list[int
         assert sum(later > earlier for earlier, later in pairwise(values)) >= 1
 
 
-def test_a_forecast_for_eight_gpus_is_fast() -> None:
-    forecast = Forecast()
-    for step in range(40):
-        sample = {"update": Memory(allocated_bytes=10 * GIB + step * MIB)}
-        forecast.observe(step, {f"{role}-{rank}": sample for rank in range(8) for role in ("policy", "rollout")})
-    begun = time.thread_time()
-    for _ in range(10):
-        forecast.pressure()
-    assert (time.thread_time() - begun) / 10 < 0.02
-
-
 # --- a sample, and its line in a log ---
 
 samples = st.builds(
@@ -350,19 +342,24 @@ def test_line_of_a_sample_is_read_as_it_was_written(sample: MemorySample) -> Non
             {"allocated_bytes": 1, "reserved_bytes": "2", "time": True, "phase": 7, "step": -1, "unknown": 3},
             MemorySample(allocated_bytes=1),
         ),
-        *(({"allocated": value}, None) for value in (-1, True, "1")),
         ({"step": 1}, None),
-        *(
-            ({"allocated_bytes": 1, "time": at, "began": at}, MemorySample(allocated_bytes=1))
-            for at in (
-                *map(float, ("nan", "inf", "-inf")),
-                10**400,
-            )
-        ),
+        ({"allocated": -1}, None),
+        ({"allocated": True}, None),
+        ({"allocated": "1"}, None),
     ],
 )
 def test_a_line_has_the_values_that_are_right(line: dict[str, Any], sample: MemorySample | None) -> None:
     assert MemorySample.from_line(line) == sample
+
+
+@pytest.mark.parametrize(
+    "at",
+    [float("nan"), float("inf"), float("-inf"), 10**400],
+    ids=["not a number", "infinity", "minus infinity", "a large integer"],
+)
+def test_a_time_that_is_not_finite_is_left_out(at: float) -> None:
+    line = {"allocated_bytes": 1, "time": at, "began": at}
+    assert MemorySample.from_line(line) == MemorySample(allocated_bytes=1)
 
 
 def test_cache_is_unknown_if_only_tensors_were_logged() -> None:

@@ -144,7 +144,7 @@ def a_change(
 def memory(role: Role = "policy", *, total: int = 140, **gib: int) -> RankMemory:
     """Sizes in GiB; nothing is cached unless `allocated` says so."""
     peaks = {"peak_reserved": gib["reserved"]} if "reserved" in gib else {}
-    sizes = {f"{name}_bytes": size * GIB for name, size in (gib | peaks).items()}
+    sizes: dict[str, Any] = {f"{name}_bytes": size * GIB for name, size in (gib | peaks).items()}
     return RankMemory(role=role, rank=0, device_total_bytes=total * GIB, **sizes)
 
 
@@ -226,16 +226,8 @@ def made(setting: str, before: str, after: str, expected: int | None = None, **m
             "the controller at startup, step 7: Fragmentation (6.00 GiB reserved but unusable, 2.00 GiB requested)",
         ),
         (
-            messages.out_of_memory_message("policy", 1, "update", 4, diagnosis("HostMemory")),
-            "policy rank 1 in update, step 4: HostMemory",
-        ),
-        (
             messages.changed_message(made("microBatchTokens", "192", "96", 2 << 20)),
             "microBatchTokens 192 → 96 (generation 2, expected to free 2 MiB)",
-        ),
-        (
-            messages.changed_message(made("hostMemory", "default", "6Gi", 2 * GIB)),
-            "hostMemory default → 6Gi (generation 2)",
         ),
         (messages.changed_message(made("kvCache", "2Gi", "8Gi", 6 * GIB)), "kvCache 2Gi → 8Gi (generation 2)"),
         (
