@@ -22,9 +22,15 @@ SURE = 0.8
 """A wrong class never has a higher confidence."""
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The documents of a file with one per line."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def public_failures() -> list[dict[str, Any]]:
     """Every excerpt of every set."""
-    return [json.loads(line) for line in (DATA / "public_failures.jsonl").read_text(encoding="utf-8").splitlines()]
+    return json_lines(DATA / "public_failures.jsonl")
 
 
 def recorded_failures() -> list[tuple[FailureClass, Path]]:

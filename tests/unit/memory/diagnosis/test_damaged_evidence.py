@@ -16,7 +16,7 @@ from time import process_time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
@@ -220,6 +220,7 @@ ledger_lines = st.fixed_dictionaries(
 
 
 @settings(max_examples=40)
+@example([], [{"kind": "plan_change", "change": {"time": "noon"}}])
 @given(st.lists(memory_lines, max_size=6), st.lists(ledger_lines, max_size=3))
 def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: list[dict[str, Any]]) -> None:
     builder = EvidenceBuilder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import BytesIO
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence import Failure
 from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.allocator_message import parse_allocator_message, parse_request
+from rljob_memory.evidence.failure import DeviceMemory
 from rljob_memory.evidence.plain_lines import plain_lines
-from rljob_memory.sizes import GIB
+from rljob_memory.sizes import GIB, MIB, size_bytes
 from tests.unit.memory.diagnosis.recorded import evidence_of, torch_message
 
 MESSAGE = torch_message(18.91, total=178.35, free=3.74, process=174.61, allocated=150, cached=19.68)
@@ -134,3 +137,104 @@ def test_a_broken_frame_is_one_line(width: int) -> None:
     first, *rest = lines_of(f"{FRAME[:width].rstrip()}\n{FRAME[width:]}\n    func(")
     assert "".join(first.split()) == "".join(FRAME.split())
     assert rest == ["    func("]
+
+
+# --- torch's message in numbers ---
+
+SIZES = st.one_of(
+    st.integers(0, 1023).map(lambda count: f"{count} bytes"),
+    st.tuples(st.decimals(1, 1023, places=2), st.sampled_from(["KiB", "MiB", "GiB"])).map(lambda s: f"{s[0]} {s[1]}"),
+)
+OPTIONAL_SIZES = st.none() | SIZES.filter(lambda size: size != "0 bytes")
+HINT = " If reserved but unallocated memory is large try setting "
+HINTS = ["", f"{HINT}max_split_size_mb to avoid fragmentation.", f"{HINT}PYTORCH_ALLOC_CONF=expandable_segments:True."]
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[str, dict[str, str | None]]:
+    """A message in the format of torch 2.2 to 2.15, and its sizes by name."""
+    sizes: dict[str, str | None] = {name: draw(SIZES) for name in ("requested", "total", "free", "allocated", "cached")}
+    sizes |= {name: draw(OPTIONAL_SIZES) for name in ("process", "allowed", "private_pool")}
+    others = draw(st.lists(st.tuples(st.integers(1, 10**7), SIZES), max_size=4)) if sizes["process"] else []
+    processes = [f"Process {pid} has {used} memory in use. " for pid, used in others]
+    if sizes["process"]:
+        own = f"Including non-PyTorch memory, this process has {sizes['process']} memory in use. "
+        processes.insert(draw(st.integers(0, len(others))), own)
+    allowed = f"{sizes['allowed']} allowed; " if sizes["allowed"] else ""
+    pools = f"with {sizes['private_pool']} allocated in private pools (e.g., CUDA Graphs), "
+    text = (
+        f"{draw(st.sampled_from(['CUDA', 'HIP']))} out of memory. Tried to allocate {sizes['requested']}. "
+        f"GPU {draw(st.integers(0, 15))} has a total capacity of {sizes['total']} of which {sizes['free']} is free. "
+        f"{''.join(processes)}{allowed}Of the allocated memory {sizes['allocated']} is allocated by PyTorch, "
+        f"{pools if sizes['private_pool'] else ''}and {sizes['cached']} is reserved by PyTorch but unallocated."
+    )
+    return text + draw(st.sampled_from(HINTS)), sizes
+
+
+def read(text: str) -> DeviceMemory:
+    device = parse_allocator_message(text)
+    assert device is not None
+    return device
+
+
+@given(messages(), st.integers(20, 120))
+def test_every_number_of_a_message_is_read_back(message: tuple[str, dict[str, str | None]], width: int) -> None:
+    text, sizes = message
+    device = read(f"torch.OutOfMemoryError: {text}")
+    assert {name: getattr(device, f"{name}_bytes") for name in sizes} == {
+        name: size_bytes(size) if size else None for name, size in sizes.items()
+    }
+    assert read(re.sub(rf"(.{{{width}}}\S*) ", r"\1 \n", text)) == device, "also broken over lines"
+
+
+def test_the_wording_of_torch_1_is_read() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 240.00 MiB (GPU 1; 14.76 GiB total capacity; 13.54 GiB already "
+        "allocated; 73.75 MiB free; 13.63 GiB reserved in total by PyTorch)"
+    )
+    assert (device.gpu, device.requested_bytes, device.free_bytes) == (1, 240 * MIB, round(73.75 * MIB))
+    assert device.cached_bytes == pytest.approx(0.09 * GIB, abs=MIB)
+
+
+def test_in_a_pod_the_own_process_is_found_by_its_size_not_its_pid() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 42.19 MiB "
+        "is free. Process 21219 has 284.00 MiB memory in use. Process 21222 has 3.40 GiB memory in use. Process 21216 "
+        "has 10.77 GiB memory in use. Of the allocated memory 10.59 GiB is allocated by PyTorch, and 42.18 MiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    assert device.process_bytes == round(10.77 * GIB)
+    assert [process.pid for process in device.others] == [21219, 21222]
+
+
+def test_an_impossible_number_counts_as_unknown() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is "
+        "free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated "
+        "memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+    )
+    assert device.process_bytes is None
+    assert device.foreign_bytes == pytest.approx(7.11 * GIB, rel=0.01)
+
+
+def test_a_truncated_message_still_gives_the_request() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capa"
+    assert parse_allocator_message(text) is None
+    device = parse_request(text)
+    assert device is not None
+    assert (device.requested_bytes, device.total_bytes) == (130 * MIB, None)
+
+
+@given(st.text())
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    parse_allocator_message(text)
+    parse_allocator_message(f"CUDA out of memory. Tried to allocate {text}")
+    parse_request(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16G", 16 * GIB), ("1,024 MiB", GIB), ("1.2.3 GB", None), ("12 ZiB", None), ("9" * 15 + " GiB", None)],
+)
+def test_a_size_of_another_form_has_no_bytes(text: str, size: int | None) -> None:
+    assert size_bytes(text) == size

@@ -2,15 +2,14 @@
 
 A line of `texts.jsonl` has a `text` (or the `frames` of a failure on a full GPU), a remark (`about`), and what is
 expected of it: the first `class` (null: no diagnosis), bounds of its confidence (`least`, `most`), the `kind`,
-`activity`, `rank` and `sizes` of the failure, the `model` (and nothing else), parts of the `message` and the `advice`, and parts that must not be advised (`not_advised`).
-A `quoted` text is part of the message; one that is `reported` counts as a sentence about a shortage. One without
-a figure (`has_figure`) or tensors (`has_tensors`) is no line about the program's memory.
+`activity`, `rank` and `sizes` of the failure, or just the `model`; parts of the `message` and the `advice`, and parts
+that must not be advised (`not_advised`). A `quoted` text is part of the message, and a `reported` one counts as a
+sentence about a shortage. One without a figure (`has_figure`) or tensors (`has_tensors`) is no line about memory.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections import Counter
 from importlib.util import find_spec
@@ -30,13 +29,14 @@ from tests.unit.memory.diagnosis.recorded import (
     SURE,
     diagnoses_of,
     evidence_of,
+    json_lines,
     public_failures,
     recorded_evidence,
     recorded_failures,
     torch_message,
 )
 
-TEXTS = [json.loads(line) for line in Path(__file__).with_name("texts.jsonl").read_text(encoding="utf-8").splitlines()]
+TEXTS = json_lines(Path(__file__).with_name("texts.jsonl"))
 PREFIXES = ["", "(Worker pid=812, ip=10.0.0.4) ", "[rank3]: ", "2026-11-23 07:10:11,123 ERROR "]
 RECORDED = recorded_failures()
 

@@ -8,7 +8,6 @@ only the first changes without one, the bytes that the first one `frees`, the ro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice, repeat
@@ -29,7 +28,7 @@ from rljob_memory.planning.model_size import with_adapters
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState, profile_of
 from rljob_memory.recovery.growth import policy_growth
 from rljob_memory.sizes import GIB, MIB
-from tests.unit.memory.diagnosis.recorded import in_bytes
+from tests.unit.memory.diagnosis.recorded import in_bytes, json_lines
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     EVERY_LEVEL,
@@ -54,7 +53,7 @@ from tests.unit.memory.recovery.failures import (
     settings_that_pin,
 )
 
-LINES = Path(__file__).with_name("decisions.jsonl").read_text(encoding="utf-8").splitlines()
+DECISIONS = json_lines(Path(__file__).with_name("decisions.jsonl"))
 LEVELS = {None: EVERY_LEVEL, "trainer": IN_THE_TRAINER, "operator": IN_THE_OPERATOR, "machine": ON_ONE_MACHINE}
 
 
@@ -80,7 +79,7 @@ def constraints_of(case: dict[str, Any], plan: MemoryPlan) -> Constraints:
     return replace(given, **in_bytes(case.get("pod", {})))
 
 
-@pytest.mark.parametrize("case", map(json.loads, LINES), ids=lambda case: case["about"])
+@pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case["about"])
 def test_a_failure_is_answered_as_recorded(case: dict[str, Any]) -> None:
     plan = FIRST_PLAN.model_copy(update=in_bytes(case.get("plan", {})))
     failures: Iterable[Evidence]
