@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence import Failure
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.allocator_message import parse_allocator_message, parse_request
@@ -43,10 +42,6 @@ def test_consequences_are_ignored_at_any_position(consequences: list[str], befor
     assert among.failure == failure_in(MESSAGE)
     assert among.failures == 1
     assert sum(among.secondary.values()) == len(CONSEQUENCES)
-
-
-def test_consequences_alone_are_no_failure_of_memory() -> None:
-    assert diagnose(evidence_of("\n".join(CONSEQUENCES))) == []
 
 
 def test_interleaved_tracebacks_are_separated_by_process() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -125,11 +124,6 @@ def test_the_recorded_class_comes_first_and_no_other_is_sure(expected: FailureCl
     diagnoses = diagnose(recorded_evidence(path))
     assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
     assert {each.failure_class for each in diagnoses if each.confidence > SURE} <= {expected}
-
-
-def test_each_class_has_at_least_two_recorded_failures() -> None:
-    counts = Counter(expected for expected, _ in RECORDED)
-    assert {failure_class for failure_class in FailureClass if counts[failure_class] < 2} == set()
 
 
 # --- advice: the options of the program that wrote the log ---

@@ -140,23 +140,6 @@ def test_another_trainer_gets_the_settings_of_its_adapter() -> None:
     assert not {"optimizerOffload", "syncBucketSize"} & set(settings_in_order(found)), "an update has the state"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "least", "most"),
-    [
-        ({"wanted_bytes": 72 * GIB, "free_bytes": 45 * GIB}, 0.57, 45 / 72),
-        ({"wanted_bytes": 72 * GIB, "free_bytes": 71 * GIB}, 0.75, 0.75),
-        ({"requested_bytes": 30 * GIB, "free_bytes": 18 * GIB}, 0.75, 0.75),
-        ({}, 0.75, 0.75),
-    ],
-)
-def test_another_trainers_engine_keeps_the_part_that_fits(numbers: dict[str, int], least: float, most: float) -> None:
-    """The plan's size only counts relative to its first one, so the missing bytes are no part of it."""
-    other = constraints(profile=None, supported_settings=frozenset({"kvCache"}))
-    plan = FIRST_PLAN.model_copy(update={"kv_cache_bytes": 16 * GIB, "rollout_sleep": "Disabled"})
-    refused = failure(diagnosis("KVCacheOversized", **numbers), phase=None)
-    assert least <= change_after(refused, plan, other).plan.kv_cache_bytes / (16 * GIB) <= most
-
-
 def test_offload_frees_little_in_a_job_with_adapters() -> None:
     adapted = with_adapters(QWEN3_0_6B, 16)
     facts = profile_of(H200, adapted, SIXTEEN_GROUPS, fused=True)
