@@ -59,7 +59,6 @@ def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
 
 # --- who holds the memory ---
 
-
 LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
 
 
@@ -181,6 +180,11 @@ def test_trained_parameters_are_all_unless_a_name_has_many_more() -> None:
 # --- classes, from evidence that no single message contains ---
 
 NUMBERS = json_lines(Path(__file__).with_name("numbers.jsonl"))
+FIELDS = {
+    *("about", "kind", "device", "sizes", "activity", "role", "phase", "series", "engine", "gpu_processes", "siblings"),
+    *("rollout_sleep", "programs", "model", "class", "is_alone", "also", "not", "confidence", "numbers", "advice"),
+    "message",
+}
 
 
 def processes(listed: list[tuple[int, str]]) -> tuple[GpuProcess, ...]:
@@ -225,6 +229,7 @@ def evidence_with(case: dict[str, Any]) -> CollectedEvidence:
 
 @pytest.mark.parametrize("case", NUMBERS, ids=lambda case: case["about"])
 def test_the_numbers_decide_the_class(case: dict[str, Any]) -> None:
+    assert case.keys() <= FIELDS
     found = diagnose(evidence_with(case))
     best, classes = found[0], [str(each.failure_class) for each in found]
     assert classes[0] == case["class"]
@@ -239,16 +244,8 @@ def test_the_numbers_decide_the_class(case: dict[str, Any]) -> None:
 
 
 def test_a_pass_on_a_gpu_full_of_retained_graphs_is_not_the_cause() -> None:
-    device = {
-        "requested": "2Gi",
-        "total": "80Gi",
-        "free": "1Gi",
-        "allocated": "40Gi",
-        "cached": "1Gi",
-        "process": "42Gi",
-    }
-    growing = [(10 + 4 * step, 60) for step in range(10)]
-    found = diagnose(evidence_with({"device": device, "activity": "LOGITS", "series": growing}))
+    growing = series_of([(10 + 4 * step, 60) for step in range(10)])
+    found = diagnose(failing(BESIDE, Activity.LOGITS, series=growing))
     confidences = {each.failure_class: each.confidence for each in found}
     assert next(iter(confidences)) is FailureClass.RETAINED_GRAPH
     assert confidences[FailureClass.ACTIVATION_SPIKE] <= 0.5

@@ -60,12 +60,6 @@ def test_a_traceback_that_the_program_survived_is_ignored() -> None:
     assert failure_in(survived + "step 1 reward 0.5\n" * 2_000 + MESSAGE).activity is None
 
 
-def test_the_engines_report_of_its_sleep_is_kept() -> None:
-    engine = evidence_of("INFO [gpu_worker.py:115] Sleep mode freed 0.00 GiB memory, 63.15 GiB memory is still in use.")
-    assert (engine.engine.asleep, engine.engine.freed_bytes) == (True, 0)
-    assert engine.engine.still_in_use_bytes == round(63.15 * GIB)
-
-
 def test_a_file_without_line_ends_is_read_in_pieces() -> None:
     failure = failure_in(b"x" * (3 << 20) + MESSAGE.encode() + b"y" * (1 << 20))
     assert failure.device is not None

@@ -54,6 +54,10 @@ from tests.unit.memory.recovery.failures import (
 )
 
 DECISIONS = json_lines(Path(__file__).with_name("decisions.jsonl"))
+FIELDS = {
+    *("about", "failure", "failures", "plan", "levels", "profile", "memory", "recovery", "pinned_but", "supported"),
+    *("growth", "pod", "changes", "frees", "renews", "never", "sometime", "end", "says", "not_says"),
+}
 LEVELS = {None: EVERY_LEVEL, "trainer": IN_THE_TRAINER, "operator": IN_THE_OPERATOR, "machine": ON_ONE_MACHINE}
 
 
@@ -81,6 +85,7 @@ def constraints_of(case: dict[str, Any], plan: MemoryPlan) -> Constraints:
 
 @pytest.mark.parametrize("case", DECISIONS, ids=lambda case: case["about"])
 def test_a_failure_is_answered_as_recorded(case: dict[str, Any]) -> None:
+    assert case.keys() <= FIELDS
     plan = FIRST_PLAN.model_copy(update=in_bytes(case.get("plan", {})))
     failures: Iterable[Evidence]
     failures = map(evidence_of, case["failures"]) if "failures" in case else repeat(evidence_of(case["failure"]), 30)

@@ -208,9 +208,10 @@ def test_the_effect_shows_in_the_role_whose_memory_changes() -> None:
 SPIKE = diagnosis("ActivationSpike", requested_bytes=2 * GIB, free_bytes=GIB)
 
 
-def made(setting: str, before: str, after: str, expected: int | None = None, **more: Any) -> PlanChange:
+def made(setting: str, before: str, after: str, **more: Any) -> PlanChange:
+    sizes = {name: more.pop(name) for name in ("expected_bytes", "observed_bytes") if name in more}
     change = change_after(failure(SPIKE, step=41), FIRST_PLAN, constraints()).change
-    remedy = RemedyStatus(setting=setting, before=before, after=after, expected_bytes=expected)
+    remedy = RemedyStatus(setting=setting, before=before, after=after, **sizes)
     return change.model_copy(update={"remedy": remedy, **more})
 
 
@@ -226,12 +227,15 @@ def made(setting: str, before: str, after: str, expected: int | None = None, **m
             "the controller at startup, step 7: Fragmentation (6.00 GiB reserved but unusable, 2.00 GiB requested)",
         ),
         (
-            messages.changed_message(made("microBatchTokens", "192", "96", 2 << 20)),
+            messages.changed_message(made("microBatchTokens", "192", "96", expected_bytes=2 << 20)),
             "microBatchTokens 192 → 96 (generation 2, expected to free 2 MiB)",
         ),
-        (messages.changed_message(made("kvCache", "2Gi", "8Gi", 6 * GIB)), "kvCache 2Gi → 8Gi (generation 2)"),
         (
-            messages.changed_message(made("processes", "kept", "fresh", 3 * GIB)),
+            messages.changed_message(made("kvCache", "2Gi", "8Gi", expected_bytes=6 * GIB)),
+            "kvCache 2Gi → 8Gi (generation 2)",
+        ),
+        (
+            messages.changed_message(made("processes", "kept", "fresh", expected_bytes=3 * GIB)),
             "restarting processes, the memory plan is unchanged (generation 2, expected to free 3.00 GiB)",
         ),
         (
@@ -248,6 +252,10 @@ def made(setting: str, before: str, after: str, expected: int | None = None, **m
             "resumed at step 41 after 38 s",
         ),
         (
+            messages.recovered_message(made("kvCache", "9Gi", "3Gi", seconds_to_recover=2, observed_bytes=6 * GIB)),
+            "resumed at step 41 after 2 s; freed 6.00 GiB",
+        ),
+        (
             messages.pressure_message(
                 MemoryPressure(diagnosis=diagnosis("RetainedGraph"), role="policy", steps_left=12)
             ),
@@ -257,10 +265,3 @@ def made(setting: str, before: str, after: str, expected: int | None = None, **m
 )
 def test_messages_name_the_process_the_cause_and_the_numbers(message: str, expected: str) -> None:
     assert message == expected
-
-
-def test_a_recovery_names_the_freed_memory() -> None:
-    change = made("microBatchTokens", "192", "96", seconds_to_recover=38.2)
-    remedy = change.remedy.model_copy(update={"observed_bytes": 6 * GIB})
-    message = messages.recovered_message(change.model_copy(update={"remedy": remedy}))
-    assert message == "resumed at step 41 after 38 s; freed 6.00 GiB"
