@@ -209,7 +209,7 @@ def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200(
     assert plan.kv_cache_bytes >= kv_bytes(model, step, 128)
 
 
-def test_checkpointing_and_a_sleeping_engine_make_room_for_larger_micro_batches() -> None:
+def test_checkpointing_and_sleep_make_room_for_larger_micro_batches() -> None:
     def tokens(gib: int, **settings: Any) -> int:
         return planned(gpu(gib, 128), QWEN3_0_6B, **settings).micro_batch_tokens
 
