@@ -136,6 +136,11 @@ def test_only_the_end_of_a_long_memory_log_is_read(tmp_path: Path, monkeypatch: 
     assert diagnose(evidence)[0].failure_class is FailureClass.RETAINED_GRAPH
 
 
+def test_micro_batches_whose_memory_comes_and_goes_retain_no_graph(tmp_path: Path) -> None:
+    evidence = read_evidence(run_directory(tmp_path, [20 * GIB + (index % 5) * GIB for index in range(20)]))
+    assert FailureClass.RETAINED_GRAPH not in {found.failure_class for found in diagnose(evidence)}
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(["exitCode", "message", "kind", "evidence", "plan"]), st.integers() | st.text()))
 def test_json_with_unknown_keys_is_read_without_an_error(tmp_path: Path, value: dict[str, Any]) -> None:

@@ -148,59 +148,63 @@ def memory(role: Role = "policy", *, total: int = 140, **gib: int) -> RankMemory
     return RankMemory(role=role, rank=0, device_total_bytes=total * GIB, **sizes)
 
 
-FRAGMENTATION = a_change("Fragmentation")
-LESS_KV_CACHE = a_change("KVCacheOversized", role="rollout", plan=FIRST_PLAN)
-SLEEP = a_change("EngineNotAsleep", requested_bytes=9 * GIB)
-EMPTY_CACHE = a_change("AllocatorCache", role="rollout", phase="sync", policy_cache_bytes=90 * GIB)
-UNKNOWN_CACHE = a_change("AllocatorCache", role="rollout", phase="sync")
-MICRO_BATCH = a_change("ActivationSpike")
-RESPAWNED = MICRO_BATCH.model_copy(update={"level": "RespawnRole"})
-BEFORE_ON_A_CPU, AFTER_ON_A_CPU = (memory(total=0, peak_rss=size) for size in (9, 4))
+BUSY_ENGINE, LESS_BUSY_ENGINE = (memory("rollout", reserved=60, device_free=size) for size in (1, 11))
+POLICY_AFTERWARDS = memory(reserved=4, allocated=3)
+IN_A_SYNC: dict[str, Any] = {"role": "rollout", "phase": "sync"}
 
 
 @pytest.mark.parametrize(
-    ("change", "before", "after", "gib"),
+    ("failure_class", "more", "before", "after", "gib"),
     [
         # a failed request counts as needed; more memory in use is a negative effect
         (
-            a_change("Fragmentation", requested_bytes=2 * GIB, reserved_but_unallocated_bytes=6 * GIB),
+            "Fragmentation",
+            {"requested_bytes": 2 * GIB, "reserved_but_unallocated_bytes": 6 * GIB},
             memory(reserved=50),
             memory(reserved=46),
             6,
         ),
-        (FRAGMENTATION, memory(reserved=40), memory(reserved=43), -3),
+        ("Fragmentation", {}, memory(reserved=40), memory(reserved=43), -3),
+        ("Fragmentation", {}, None, memory(reserved=3), None),
+        ("Fragmentation", {}, memory(reserved=3), None, None),
         # a smaller engine shows on the device
-        (
-            LESS_KV_CACHE,
-            memory("rollout", reserved=60, device_free=1),
-            memory("rollout", reserved=60, device_free=11),
-            10,
-        ),
+        ("KVCacheOversized", {"role": "rollout", "plan": FIRST_PLAN}, BUSY_ENGINE, LESS_BUSY_ENGINE, 10),
         # the policy failed with 30 GiB, and the sample afterwards was taken after its update, with 3 GiB
-        (SLEEP, memory(reserved=30, device_free=5), memory(reserved=3, device_free=134), 102),
+        (
+            "EngineNotAsleep",
+            {"requested_bytes": 9 * GIB},
+            memory(reserved=30, device_free=5),
+            memory(reserved=3, device_free=134),
+            102,
+        ),
         # the policy's cache is compared with itself
-        (EMPTY_CACHE, memory("rollout", device_free=140), memory(reserved=4, allocated=3), 89),
-        (UNKNOWN_CACHE, memory("rollout", device_free=140), memory(reserved=4, allocated=3), None),
+        ("AllocatorCache", IN_A_SYNC | {"policy_cache_bytes": 90 * GIB}, BUSY_ENGINE, POLICY_AFTERWARDS, 89),
+        ("AllocatorCache", IN_A_SYNC, BUSY_ENGINE, POLICY_AFTERWARDS, None),
         # the effect of a raised limit is the difference
-        (a_change("HostMemory"), None, None, 2),
-        (FRAGMENTATION, None, memory(reserved=3), None),
-        (FRAGMENTATION, memory(reserved=3), None, None),
-        # on a CPU only a new process can show less
-        (MICRO_BATCH, BEFORE_ON_A_CPU, BEFORE_ON_A_CPU, None),
-        (RESPAWNED, BEFORE_ON_A_CPU, AFTER_ON_A_CPU, 5),
+        ("HostMemory", {}, None, None, 2),
     ],
 )
 def test_the_observed_effect_compares_memory_before_and_after(
-    change: PlanChange, before: RankMemory | None, after: RankMemory | None, gib: int | None
+    failure_class: str, more: dict[str, Any], before: RankMemory | None, after: RankMemory | None, gib: int | None
 ) -> None:
+    change = a_change(failure_class, **more)
     proven = observed(change, before, after)
     assert proven.remedy.observed_bytes == (None if gib is None else gib * GIB)
     assert proven.model_copy(update={"remedy": change.remedy}) == change, "nothing else changes"
 
 
+def test_on_a_cpu_only_a_new_process_can_show_less() -> None:
+    change, before, after = a_change("ActivationSpike"), memory(total=0, peak_rss=9), memory(total=0, peak_rss=4)
+    assert observed(change, before, before).remedy.observed_bytes is None
+    respawned = change.model_copy(update={"level": "RespawnRole"})
+    assert observed(respawned, before, after).remedy.observed_bytes == 5 * GIB
+
+
 def test_the_effect_shows_in_the_role_whose_memory_changes() -> None:
-    assert (LESS_KV_CACHE.remedy.setting, role_that_shows(LESS_KV_CACHE)) == ("kvCache", "rollout")
-    assert (EMPTY_CACHE.remedy.setting, role_that_shows(EMPTY_CACHE)) == ("emptyCache", "policy")
+    less_kv_cache = a_change("KVCacheOversized", role="rollout", plan=FIRST_PLAN)
+    assert (less_kv_cache.remedy.setting, role_that_shows(less_kv_cache)) == ("kvCache", "rollout")
+    empty_cache = a_change("AllocatorCache", role="rollout", phase="sync")
+    assert (empty_cache.remedy.setting, role_that_shows(empty_cache)) == ("emptyCache", "policy")
 
 
 # --- messages ---
@@ -215,53 +219,52 @@ def made(setting: str, before: str, after: str, **more: Any) -> PlanChange:
     return change.model_copy(update={"remedy": remedy, **more})
 
 
+def test_a_failure_names_its_process_place_cause_and_numbers() -> None:
+    told = messages.out_of_memory_message
+    assert told("policy", 3, "update", 7, SPIKE) == (
+        "policy rank 3 in update, step 7: ActivationSpike (2.00 GiB requested, 1.00 GiB free)"
+    )
+    assert told("controller", 0, None, 7, FRAGMENTED) == (
+        "the controller at startup, step 7: Fragmentation (6.00 GiB reserved but unusable, 2.00 GiB requested)"
+    )
+    pressure = MemoryPressure(diagnosis=diagnosis("RetainedGraph"), role="policy", steps_left=12)
+    assert messages.pressure_message(pressure) == (
+        "policy rank 0 is projected to run out of memory in 12 steps: RetainedGraph: It was RetainedGraph."
+    )
+
+
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("made_of", "more", "expected"),
     [
         (
-            messages.out_of_memory_message("policy", 3, "update", 7, SPIKE),
-            "policy rank 3 in update, step 7: ActivationSpike (2.00 GiB requested, 1.00 GiB free)",
-        ),
-        (
-            messages.out_of_memory_message("controller", 0, None, 7, FRAGMENTED),
-            "the controller at startup, step 7: Fragmentation (6.00 GiB reserved but unusable, 2.00 GiB requested)",
-        ),
-        (
-            messages.changed_message(made("microBatchTokens", "192", "96", expected_bytes=2 << 20)),
+            ("microBatchTokens", "192", "96"),
+            {"expected_bytes": 2 << 20},
             "microBatchTokens 192 → 96 (generation 2, expected to free 2 MiB)",
         ),
+        (("kvCache", "2Gi", "8Gi"), {"expected_bytes": 6 * GIB}, "kvCache 2Gi → 8Gi (generation 2)"),
         (
-            messages.changed_message(made("kvCache", "2Gi", "8Gi", expected_bytes=6 * GIB)),
-            "kvCache 2Gi → 8Gi (generation 2)",
-        ),
-        (
-            messages.changed_message(made("processes", "kept", "fresh", expected_bytes=3 * GIB)),
+            ("processes", "kept", "fresh"),
+            {"expected_bytes": 3 * GIB},
             "restarting processes, the memory plan is unchanged (generation 2, expected to free 3.00 GiB)",
         ),
         (
-            messages.changed_message(made("detachMetrics", "Disabled", "Enabled", preventive=True)),
+            ("detachMetrics", "Disabled", "Enabled"),
+            {"preventive": True},
             "detachMetrics Disabled → Enabled (generation 2, before a failure)",
-        ),
-        (
-            change_after(failure(FRAGMENTED), ALL_OFF, constraints()).message,
-            "Fragmentation: It was Fragmentation; expandableSegments Disabled → Enabled (generation 2, expected to "
-            "free 6.00 GiB) (adjustment 1 of 6)",
-        ),
-        (
-            messages.recovered_message(made("microBatchTokens", "192", "96", seconds_to_recover=38.2)),
-            "resumed at step 41 after 38 s",
-        ),
-        (
-            messages.recovered_message(made("kvCache", "9Gi", "3Gi", seconds_to_recover=2, observed_bytes=6 * GIB)),
-            "resumed at step 41 after 2 s; freed 6.00 GiB",
-        ),
-        (
-            messages.pressure_message(
-                MemoryPressure(diagnosis=diagnosis("RetainedGraph"), role="policy", steps_left=12)
-            ),
-            "policy rank 0 is projected to run out of memory in 12 steps: RetainedGraph: It was RetainedGraph.",
         ),
     ],
 )
-def test_messages_name_the_process_the_cause_and_the_numbers(message: str, expected: str) -> None:
-    assert message == expected
+def test_a_change_names_both_values_and_the_memory_that_it_frees(
+    made_of: tuple[str, str, str], more: dict[str, Any], expected: str
+) -> None:
+    assert messages.changed_message(made(*made_of, **more)) == expected
+
+
+def test_a_recovery_names_the_step_the_seconds_and_the_freed_memory() -> None:
+    recovered = made("kvCache", "9Gi", "3Gi", seconds_to_recover=38.2)
+    assert messages.recovered_message(recovered) == "resumed at step 41 after 38 s"
+    freed = made("kvCache", "9Gi", "3Gi", seconds_to_recover=38.2, observed_bytes=6 * GIB)
+    assert messages.recovered_message(freed) == "resumed at step 41 after 38 s; freed 6.00 GiB"
+    adjusted = change_after(failure(FRAGMENTED), ALL_OFF, constraints()).message
+    assert adjusted.startswith("Fragmentation: It was Fragmentation; expandableSegments Disabled → Enabled (generation")
+    assert adjusted.endswith("(adjustment 1 of 6)")
