@@ -118,6 +118,7 @@ PLAN = memory_plan(generation=3)
         ({"detachMetrics": "Disabled"}, {"detach_metrics": False}),
         ({"weightExport": "ReservedBuffer"}, {"weight_export": "ReservedBuffer"}),
         ({"syncBucketSize": "64Mi"}, {"sync_bucket_bytes": 64 << 20}),
+        ({"rolloutSleep": "Level1"}, {"rollout_sleep": "Level1"}),
         ({}, {}),
         ({"detachMetrics": "Enabled"}, {}),
         ({"weightExport": "SwitchSegments"}, {}),
