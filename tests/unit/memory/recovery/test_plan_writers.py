@@ -121,7 +121,6 @@ PLAN = memory_plan(generation=3)
         ({"rolloutSleep": "Level1"}, {"rollout_sleep": "Level1"}),
         ({}, {}),
         ({"detachMetrics": "Enabled"}, {}),
-        ({"weightExport": "SwitchSegments"}, {}),
     ],
 )
 def test_a_newly_pinned_value_raises_the_generation(memory: dict[str, Any], changed: dict[str, Any]) -> None:
