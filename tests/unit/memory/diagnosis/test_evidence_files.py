@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
@@ -80,7 +80,6 @@ def test_a_termination_message_gives_the_place_of_the_failure(tmp_path: Path) ->
         (ExitCode.SHARED_MEMORY_EXHAUSTED, [FailureClass.SHARED_MEMORY]),
         (ExitCode.COMPLETE, []),
         (ExitCode.WORKER_LOST, []),
-        (ExitCode.TERMINATED, []),
     ],
 )
 def test_an_exit_code_alone_gives_the_kind_of_memory(tmp_path: Path, code: ExitCode, classes: list[str]) -> None:
@@ -240,6 +239,7 @@ def test_a_damaged_pickle_is_refused_with_a_message(tmp_path: Path, content: byt
         diagnoses_in(tmp_path / "snapshot.pickle", content)
 
 
+@example([[{"action": "alloc"}]])
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
