@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rljob_trainer.cli import app
+from rljob_client.cli import app
 from tests.unit.memory.diagnosis.recorded import RECORDED
 
 FRAGMENTED = RECORDED / "Fragmentation" / "mgfn-35.txt"
