@@ -15,6 +15,7 @@ from rljob_memory.estimate import (
     optimizer_bytes,
     policy_state_bytes,
     policy_update_bytes,
+    reference_seconds,
     sleeping_engine_bytes,
     trained_bytes,
 )
@@ -116,6 +117,15 @@ def test_checkpointed_activations_are_layer_inputs_and_one_whole_layer() -> None
     whole_layer = activation_bytes_per_token(MODEL, checkpointing=False) // 2
     assert activation_bytes_per_token(MODEL, checkpointing=True) == 2 * 8 * 2 + whole_layer
     assert logits_bytes_per_token(MODEL) == 200
+
+
+def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> None:
+    assert reference_seconds(MODEL, WORK, 16) == 0
+    with_reference = replace(WORK, reference_model=True)
+    assert reference_seconds(MODEL, with_reference, 16) == pytest.approx(16 * 2000 / 40e9)
+    assert reference_seconds(MODEL, replace(with_reference, policy_ranks=4), 16) == pytest.approx(4 * 2000 / 40e9)
+    adapted = replace(MODEL, adapter_parameters=40)
+    assert reference_seconds(adapted, with_reference, 16) == 0, "the frozen weights are the reference"
 
 
 def test_engines_and_ranks_share_the_sequences_of_a_step() -> None:

@@ -19,229 +19,207 @@ from rljob_memory.estimate import (
     logprob_bytes_per_token,
     policy_state_bytes,
     policy_update_bytes,
-    reference_seconds,
     sleeping_engine_bytes,
 )
-from rljob_memory.plan import Hardware, MemoryPlan, ModelShape, Workload, copies_frozen_weights, first_plan
+from rljob_memory.plan import (
+    Hardware,
+    MemoryPlan,
+    ModelShape,
+    Workload,
+    compiles_ahead,
+    copies_frozen_weights,
+    first_plan,
+    keeps_snapshots,
+)
+from rljob_memory.recovery.plan_text import texts_of
 from rljob_memory.sizes import GIB, MIB
 
-AUTO = MemorySettings()
-H200 = Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0")
 LAPTOP = Hardware("cpu", 0, 8 * GIB, "2.13.0")
+
+
+def gpu(device_gib: float, host_gib: float = 500) -> Hardware:
+    return Hardware("cuda", int(device_gib * GIB), int(host_gib * GIB), "2.11.0")
+
+
+H200 = gpu(140, 128)
 TINY = ModelShape(156_000, layers=2, hidden=64, kv_heads=2, head_dim=32, vocabulary=64, bytes_per_parameter=4)
-QWEN3_0_6B = ModelShape(
-    596_000_000, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
-)
-QWEN2_7B = ModelShape(
-    7_600_000_000, layers=28, hidden=3584, kv_heads=4, head_dim=128, vocabulary=152_064, bytes_per_parameter=2
-)
+QWEN3_0_6B = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2)
+QWEN3_4B = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
+QWEN2_7B = ModelShape(7_600_000_000, 28, 3584, 4, 128, 152_064, 2)
+QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
+QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
+ADAPTED_7B = replace(QWEN2_7B, adapter_parameters=40_000_000)
+ADAPTED_8B = replace(QWEN3_8B, adapter_parameters=43_646_976)
+ADAPTED_32B = replace(QWEN3_32B, adapter_parameters=134_217_728)
+
 DIGITS = Workload(8, 8, max_prompt_tokens=8, max_response_tokens=4)
 SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
+LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+APART_LONG = replace(LONG_STEP, topology="Disaggregated")
+APART = replace(SIXTEEN_GROUPS, topology="Disaggregated")
+EIGHT_RANKS = replace(SIXTEEN_GROUPS, policy_ranks=8, engines=8)
 
 
-def test_a_cpu_gets_no_gpu_settings_and_a_small_kv_cache() -> None:
-    plan = first_plan(AUTO, LAPTOP, TINY, DIGITS)
-    for for_gpus_only in (plan.empty_cache, plan.expandable_segments, plan.optimizer_offload):
-        assert for_gpus_only is False
-    assert not plan.activation_checkpointing
-    assert plan.rollout_sleep_level == 0
-    assert plan.kv_cache_bytes == 64 * MIB
-    assert plan.micro_batch_tokens == 8 * 8 * 12, "the whole step at once"
+def planned(
+    hardware: Hardware, model: ModelShape, work: Workload = SIXTEEN_GROUPS, *, fused: bool = False, **settings: Any
+) -> MemoryPlan:
+    return first_plan(MemorySettings.model_validate(settings), hardware, model, work, fused=fused)
 
 
-def test_a_shared_gpu_gets_every_mitigation_that_costs_no_time() -> None:
-    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
-    assert plan.empty_cache
-    assert plan.expandable_segments
-    assert plan.detach_metrics
-    assert plan.rollout_sleep_level == 2
-    assert not plan.activation_checkpointing
-    assert not plan.optimizer_offload
-    assert plan.micro_batch_tokens == 16_384
+ON_H200 = planned(H200, QWEN3_0_6B)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model", "work", "expected"),
+    [
+        (
+            LAPTOP,
+            TINY,
+            DIGITS,
+            {
+                **dict.fromkeys(["empty_cache", "expandable_segments", "optimizer_offload"], False),
+                "activation_checkpointing": False,
+                "rollout_sleep": "Disabled",
+                "kv_cache_bytes": 64 * MIB,
+                "micro_batch_tokens": 8 * 8 * 12,  # the whole step at once
+                "sync_bucket_bytes": 256 * MIB,
+            },
+        ),
+        # a shared GPU gets every mitigation that costs no time
+        (
+            H200,
+            QWEN3_0_6B,
+            SIXTEEN_GROUPS,
+            {
+                **dict.fromkeys(["empty_cache", "expandable_segments", "detach_metrics"], True),
+                "activation_checkpointing": False,
+                "optimizer_offload": False,
+                "rollout_sleep": "Level2",
+                "micro_batch_tokens": 16_384,
+            },
+        ),
+        (H200, QWEN3_0_6B, APART, {"rollout_sleep": "Disabled", "empty_cache": False}),
+        # a large model on one GPU, on eight, and on a host that could not hold its state
+        (gpu(80), QWEN2_7B, SIXTEEN_GROUPS, {"optimizer_offload": True}),
+        (gpu(80), QWEN2_7B, EIGHT_RANKS, {"optimizer_offload": False, "activation_checkpointing": False}),
+        (gpu(80, 32), QWEN2_7B, SIXTEEN_GROUPS, {"optimizer_offload": False}),
+        # one long sequence does not fit
+        (gpu(80), QWEN2_7B, replace(EIGHT_RANKS, max_response_tokens=32_768), {"activation_checkpointing": True}),
+        # adapters need no offload
+        (gpu(140, 512), ADAPTED_32B, SIXTEEN_GROUPS, {"optimizer_offload": False}),
+        (gpu(80), ADAPTED_7B, SIXTEEN_GROUPS, {"optimizer_offload": False}),
+    ],
+)
+def test_settings_follow_from_machine_model_and_step(
+    hardware: Hardware, model: ModelShape, work: Workload, expected: dict[str, Any]
+) -> None:
+    plan = planned(hardware, model, work)
+    assert plan.model_dump(include=set(expected)) == expected
+
+
+PINNED: dict[str, Any] = {
+    "emptyCache": "Disabled",
+    "expandableSegments": "Disabled",
+    "rolloutSleep": "Level1",
+    "kvCache": "3Gi",
+    "microBatchTokens": 99,
+    "logprobChunkTokens": 7,
+    "activationCheckpointing": "Enabled",
+    "optimizerOffload": "Enabled",
+    "policyOffload": "Enabled",
+    "syncBucketSize": "128Mi",
+    "detachMetrics": "Disabled",
+    "weightExport": "ReservedBuffer",
+}
+
+
+@pytest.mark.parametrize("setting", PINNED)
+def test_a_pinned_setting_is_used_unchanged(setting: str) -> None:
+    plan = planned(H200, QWEN3_0_6B, **{setting: PINNED[setting]})
+    assert texts_of(plan)[setting] == str(PINNED[setting])
+
+
+# --- sizes ---
 
 
 def test_the_kv_cache_of_a_roomy_gpu_holds_all_sequences_at_their_longest() -> None:
-    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
     a_token = 2 * 28 * 8 * 128 * 2  # keys and values, layers, heads, numbers, bytes: 112 KiB
     at_least = 128 * 612 * a_token
-    assert at_least <= plan.kv_cache_bytes <= at_least * 1.1
+    assert at_least <= ON_H200.kv_cache_bytes <= at_least * 1.1
+    assert 151_936 * 1024 * 2 <= ON_H200.sync_bucket_bytes <= GIB, "the largest parameter"
 
 
 def test_the_kv_cache_of_a_full_gpu_leaves_room_for_weights_and_policy() -> None:
     many = replace(SIXTEEN_GROUPS, prompts_per_step=256, max_concurrent_sequences=2048)
-    plan = first_plan(AUTO, replace(H200, device_memory_bytes=24 * GIB), QWEN3_0_6B, many)
     beside = QWEN3_0_6B.weight_bytes + policy_state_bytes(QWEN3_0_6B, many, optimizer_offload=False)
-    assert kv_bytes(QWEN3_0_6B, many, 1) < plan.kv_cache_bytes < 24 * GIB - beside
+    assert kv_bytes(QWEN3_0_6B, many, 1) < planned(gpu(24, 128), QWEN3_0_6B, many).kv_cache_bytes < 24 * GIB - beside
 
 
-def test_an_engine_with_its_own_gpu_stays_awake_with_more_kv_cache() -> None:
-    apart = replace(SIXTEEN_GROUPS, topology="Disaggregated")
-    plan = first_plan(AUTO, H200, QWEN3_0_6B, apart)
-    assert plan.rollout_sleep_level == 0
-    assert not plan.empty_cache
-    tight = replace(H200, device_memory_bytes=16 * GIB)
-    assert (
-        first_plan(AUTO, tight, QWEN3_0_6B, apart).kv_cache_bytes
-        > first_plan(AUTO, tight, QWEN3_0_6B, SIXTEEN_GROUPS).kv_cache_bytes
-    )
+def test_an_engine_of_its_own_gets_the_whole_gpu() -> None:
+    tight = gpu(16, 128)
+    assert planned(tight, QWEN3_0_6B, APART).kv_cache_bytes > planned(tight, QWEN3_0_6B).kv_cache_bytes
+    busy = replace(APART, prompts_per_step=512, group_size=16, max_response_tokens=16_000)
+    plan = planned(H200, QWEN3_0_6B, busy)
+    assert plan.kv_cache_bytes + QWEN3_0_6B.weight_bytes > 0.8 * H200.device_memory_bytes
+    small = planned(replace(H200, engine_device_memory_bytes=24 * GIB), QWEN3_0_6B, busy)
+    assert small.kv_cache_bytes < 24 * GIB
+    assert small.micro_batch_tokens == plan.micro_batch_tokens, "the policy's GPU is the same"
 
 
 def test_an_engine_on_two_gpus_has_more_kv_cache_for_weights_that_fill_one() -> None:
-    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-    long = replace(SIXTEEN_GROUPS, prompts_per_step=256, max_response_tokens=16_384, topology="Disaggregated")
-    four = Hardware("cuda", 48 * GIB, 500 * GIB, "2.11.0")
-
-    def sequences_at_once(size: int) -> int:
-        work = replace(long, policy_ranks=4, engines=4 // size, tensor_parallel_size=size)
-        return work.engines * (first_plan(AUTO, four, qwen3_14b, work).kv_cache_bytes // kv_bytes(qwen3_14b, work, 1))
-
-    assert [sequences_at_once(size) for size in (1, 2, 4)] == sorted({sequences_at_once(size) for size in (1, 2, 4)})
-    assert sequences_at_once(2) > 1.5 * sequences_at_once(1)
+    long = replace(APART, prompts_per_step=256, max_response_tokens=16_384, policy_ranks=4)
+    at_once = []
+    for size in (1, 2, 4):
+        work = replace(long, engines=4 // size, tensor_parallel_size=size)
+        kv_cache = planned(gpu(48), QWEN3_14B, work).kv_cache_bytes
+        at_once.append(work.engines * (kv_cache // kv_bytes(QWEN3_14B, work, 1)))
+    assert at_once == sorted(set(at_once))
+    assert at_once[1] > 1.5 * at_once[0]
 
 
 def test_processes_of_one_engine_share_the_memory_of_the_host() -> None:
-    host = Hardware("cpu", 0, GIB, "2.13.0")
-    apart = replace(SIXTEEN_GROUPS, topology="Disaggregated", max_concurrent_sequences=256)
+    apart = replace(APART, max_concurrent_sequences=256)
     alone, two = (
-        first_plan(AUTO, host, QWEN3_0_6B, replace(apart, tensor_parallel_size=size)).kv_cache_bytes for size in (1, 2)
+        planned(Hardware("cpu", 0, GIB, "2.13.0"), QWEN3_0_6B, replace(apart, tensor_parallel_size=size)).kv_cache_bytes
+        for size in (1, 2)
     )
-    assert two <= alone // 2 + (1 << 20)
+    assert two <= alone // 2 + MIB
 
 
-def test_a_large_model_on_one_gpu_offloads_and_checkpoints() -> None:
-    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
-    alone = first_plan(AUTO, eighty, QWEN2_7B, SIXTEEN_GROUPS)
-    assert alone.optimizer_offload
-    sharded = first_plan(AUTO, eighty, QWEN2_7B, replace(SIXTEEN_GROUPS, policy_ranks=8, engines=8))
-    assert not sharded.optimizer_offload
-    assert not sharded.activation_checkpointing
-    small_host = first_plan(AUTO, replace(eighty, host_memory_bytes=32 * GIB), QWEN2_7B, SIXTEEN_GROUPS)
-    assert not small_host.optimizer_offload, "the host could not hold it"
-
-
-def test_adapters_of_a_large_model_on_one_gpu_need_no_offload() -> None:
-    qwen3_32b = ModelShape(32_760_000_000, 64, 5120, 8, 128, 151_936, 2, adapter_parameters=134_000_000)
-    plan = first_plan(AUTO, replace(H200, host_memory_bytes=512 * GIB), qwen3_32b, SIXTEEN_GROUPS)
-    assert not plan.optimizer_offload
-    assert plan.micro_batch_tokens >= SIXTEEN_GROUPS.max_sequence_tokens
-    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
-    adapted = replace(QWEN2_7B, adapter_parameters=40_000_000)
-    kept, trained = (first_plan(AUTO, eighty, model, SIXTEEN_GROUPS) for model in (QWEN2_7B, adapted))
-    assert kept.optimizer_offload
-    assert not trained.optimizer_offload
-    assert trained.kv_cache_bytes >= kept.kv_cache_bytes
-    assert trained.micro_batch_tokens > kept.micro_batch_tokens
-
-
-def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200() -> None:
-    """8B with the state in host memory, and all activations kept. 14B needs moments in bfloat16 for the host."""
-    host = 125 * GIB
-    qwen3_8b = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
-    step = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
-    for gpu_bytes, least_tokens in ((79 * GIB, 2 * 1040), (140 * GIB, 8_192)):
-        plan = first_plan(AUTO, Hardware("cuda", gpu_bytes, host, "2.11.0"), qwen3_8b, step, fused=True)
-        assert plan.optimizer_offload
-        assert not plan.activation_checkpointing
-        assert plan.micro_batch_tokens >= least_tokens
-        assert plan.kv_cache_bytes >= kv_bytes(qwen3_8b, step, 128)
-    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-    halved = replace(step, moment_bytes=2)
-    plan = first_plan(AUTO, Hardware("cuda", 140 * GIB, host, "2.11.0"), qwen3_14b, halved, fused=True)
-    assert plan.optimizer_offload
-    assert plan.micro_batch_tokens > step.max_sequence_tokens
-
-
-def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> None:
-    model = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
-    step = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
-    assert reference_seconds(model, step, 16) == 0
-    with_reference = replace(step, reference_model=True)
-    assert reference_seconds(model, with_reference, 16) == pytest.approx(16 * 16.38e9 / 40e9)
-    assert reference_seconds(model, replace(with_reference, policy_ranks=4), 16) == pytest.approx(4 * 16.38e9 / 40e9)
-    adapted = replace(model, adapter_parameters=44_000_000)
-    assert reference_seconds(adapted, with_reference, 16) == 0, "the frozen weights are the reference"
-
-
-QWEN3_32B_ADAPTED = ModelShape(
-    32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600, adapter_parameters=134_217_728
-)
-QWEN3_8B_ADAPTED = ModelShape(
-    8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288, adapter_parameters=43_646_976
-)
-LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+def test_adapters_leave_more_room() -> None:
+    trained, adapted = (planned(gpu(80), model) for model in (QWEN2_7B, ADAPTED_7B))
+    assert adapted.kv_cache_bytes >= trained.kv_cache_bytes
+    assert adapted.micro_batch_tokens > trained.micro_batch_tokens
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu_gib", "most"), [(QWEN3_32B_ADAPTED, 139.8, 128), (QWEN3_8B_ADAPTED, 40, 98)], ids=["32B", "8B"]
+    ("model", "gpu_gib", "moment_bytes", "least_tokens"),
+    [(QWEN3_8B, 79, 4, 2 * 1040), (QWEN3_8B, 140, 4, 8_192), (QWEN3_14B, 140, 2, 1041)],
 )
-@pytest.mark.parametrize("host_gib", [16, 60, 500])
-def test_the_policys_weights_make_room_for_the_kv_cache(
-    model: ModelShape, gpu_gib: float, most: int, host_gib: int
+def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200(
+    model: ModelShape, gpu_gib: int, moment_bytes: int, least_tokens: int
 ) -> None:
-    """The weights of policy and engine fit together, but not beside more than one sequence."""
-    hardware = Hardware("cuda", int(gpu_gib * GIB), host_gib * GIB, "2.11.0")
-    plan = first_plan(AUTO, hardware, model, LONG_STEP, fused=True)
-    assert plan.policy_offload
-    assert kv_bytes(model, LONG_STEP, most) <= plan.kv_cache_bytes < kv_bytes(model, LONG_STEP, most + 1)
-    assert copies_frozen_weights(hardware, model, LONG_STEP, plan) == (host_gib * 0.9 * GIB > model.weight_bytes + GIB)
-    kept = first_plan(MemorySettings(policy_offload="Disabled"), hardware, model, LONG_STEP, fused=True)
-    assert not kept.policy_offload
-    assert kept.kv_cache_bytes < kv_bytes(model, LONG_STEP, 2)
+    """With the state in host memory, and all activations kept. 14B needs moments in bfloat16 for the host."""
+    step = replace(LONG_STEP, moment_bytes=moment_bytes)
+    plan = planned(gpu(gpu_gib, 125), model, step, fused=True)
+    assert plan.optimizer_offload
+    assert plan.micro_batch_tokens >= least_tokens
+    assert not plan.activation_checkpointing
+    assert plan.kv_cache_bytes >= kv_bytes(model, step, 128)
 
 
-def test_the_policys_weights_stay_where_that_gains_nothing() -> None:
-    def offloads(
-        model: ModelShape, gpu_gib: float, step: Workload = LONG_STEP, host_gib: int = 500, **settings: Any
-    ) -> bool:
-        hardware = Hardware("cuda", int(gpu_gib * GIB), host_gib * GIB, "2.11.0")
-        return first_plan(MemorySettings(**settings), hardware, model, step, fused=True).policy_offload
+def test_checkpointing_and_sleep_make_room_for_larger_micro_batches() -> None:
+    def tokens(gib: int, **settings: Any) -> int:
+        return planned(gpu(gib, 128), QWEN3_0_6B, **settings).micro_batch_tokens
 
-    assert not offloads(QWEN3_8B_ADAPTED, 139.8), "all sequences fit beside them"
-    assert not offloads(QWEN3_8B_ADAPTED, 40, rollout_sleep="Disabled"), "the engine is beside them in an update, too"
-    assert not offloads(QWEN3_8B_ADAPTED, 40, replace(LONG_STEP, topology="Disaggregated"))
-    assert not offloads(QWEN3_32B_ADAPTED, 120), "both copies of the weights do not fit in a sync"
-    four = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
-    longer = replace(LONG_STEP, max_prompt_tokens=512)
-    assert offloads(four, 47.5, longer), "weights that are trained"
-    assert not offloads(four, 47.5, longer, 48, optimizer_offload="Enabled"), "the host holds no more than its state"
-    with_reference = replace(longer, max_response_tokens=2048, reference_model=True)
-    assert offloads(four, 34.5, with_reference, 60, optimizer_offload="Enabled")
-    assert not offloads(four, 34.5, with_reference, 55, optimizer_offload="Enabled"), "its reference is on the host"
+    assert tokens(24, activationCheckpointing="Enabled") > tokens(24)
+    assert tokens(40, rolloutSleep="Disabled") < tokens(40)
 
 
-def test_offloading_beside_an_engine_that_stays_awake_gives_no_room() -> None:
-    gpu = Hardware("cuda", 52 * GIB, 500 * GIB, "2.11.0")
-    apart = replace(LONG_STEP, topology="Disaggregated")
-    beside: dict[str, Any] = {"rollout_sleep": "Disabled"}
-    for step, settings in ((LONG_STEP, beside), (apart, {})):
-        pinned, without = (
-            first_plan(MemorySettings(policy_offload=offload, **settings), gpu, QWEN3_8B_ADAPTED, step)
-            for offload in ("Enabled", "Disabled")
-        )
-        assert pinned.policy_offload
-        assert pinned == without.model_copy(update={"policy_offload": True})
-
-
-def test_activations_are_checkpointed_if_one_sequence_does_not_fit() -> None:
-    long = replace(SIXTEEN_GROUPS, max_response_tokens=32_768, policy_ranks=8, engines=8)
-    eighty = Hardware("cuda", 80 * GIB, 500 * GIB, "2.11.0")
-    assert first_plan(AUTO, eighty, QWEN2_7B, long).activation_checkpointing
-
-
-def test_an_engine_that_stays_awake_takes_room_from_the_update() -> None:
-    gpu = replace(H200, device_memory_bytes=40 * GIB)
-    asleep = first_plan(AUTO, gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
-    awake = first_plan(MemorySettings(rollout_sleep="Disabled"), gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
-    assert awake.rollout_sleep_level == 0
-    assert awake.micro_batch_tokens < asleep.micro_batch_tokens
-
-
-def test_chunks_of_the_head_grow_with_the_room_to_a_gibibyte() -> None:
-    chunks = {
-        size: first_plan(AUTO, replace(H200, device_memory_bytes=size * GIB), QWEN3_0_6B, SIXTEEN_GROUPS, fused=True)
-        for size in (16, 24, 140)
-    }
-    assert {size: plan.logprob_chunk_tokens for size, plan in chunks.items()} == {16: 640, 24: 832, 140: 1728}
+@pytest.mark.parametrize(("gpu_gib", "tokens"), [(16, 640), (24, 832), (140, 1728)])
+def test_chunks_of_the_head_grow_with_the_room_to_a_gibibyte(gpu_gib: int, tokens: int) -> None:
+    assert planned(gpu(gpu_gib, 128), QWEN3_0_6B, fused=True).logprob_chunk_tokens == tokens
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["compiled", "not compiled"])
@@ -249,65 +227,130 @@ def test_chunks_of_the_head_grow_with_the_room_to_a_gibibyte() -> None:
 @pytest.mark.parametrize("gpu_gib", [16, 24, 40, 80, 140])
 def test_an_update_fits_if_one_sequence_does(gpu_gib: int, topology: Topology, fused: bool) -> None:
     """By the estimates, whose sum is the peak that recovery expects. For 0.6B, 8B, 14B, and 32B with adapters."""
-    qwen3_0_6b = replace(QWEN3_0_6B, heads=16, intermediate=3072)
-    qwen3_14b = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-    qwen3_8b = replace(QWEN3_8B_ADAPTED, adapter_parameters=0)
-    models = (qwen3_0_6b, qwen3_8b, qwen3_14b, QWEN3_32B_ADAPTED)
+    models = (replace(QWEN3_0_6B, heads=16, intermediate=3072), QWEN3_8B, QWEN3_14B, ADAPTED_32B)
     fitting = 0
     for model, ranks, response in product(models, (1, 2, 4, 8), (256, 2048)):
         work = Workload(16, 8, 512, response, policy_ranks=ranks, engines=ranks, topology=topology)
-        hardware = Hardware("cuda", gpu_gib * GIB, ranks * 250 * GIB, "2.11.0")
-        plan = first_plan(AUTO, hardware, model, work, fused=fused)
+        plan = planned(gpu(gpu_gib, ranks * 250), model, work, fused=fused)
         state = policy_state_bytes(model, work, optimizer_offload=plan.optimizer_offload) + POLICY_BESIDE_TORCH_BYTES
         state += policy_update_bytes(model, work) + (sleeping_engine_bytes(work) if topology == "Colocated" else 0)
         a_token = activation_bytes_per_token(model, checkpointing=plan.activation_checkpointing, fused=fused)
         chunk = plan.logprob_chunk_tokens * logprob_bytes_per_token(model, fused=fused)
         if plan.micro_batch_tokens > work.max_sequence_tokens:
             fitting += 1
-            assert state + plan.micro_batch_tokens * a_token + chunk <= 0.9 * hardware.device_memory_bytes
+            assert state + plan.micro_batch_tokens * a_token + chunk <= 0.9 * gpu_gib * GIB
     assert fitting or gpu_gib < 40
 
 
-def test_the_sync_bucket_holds_the_largest_parameter() -> None:
-    assert first_plan(AUTO, LAPTOP, TINY, DIGITS).sync_bucket_bytes == 256 * MIB
-    bucket = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS).sync_bucket_bytes
-    assert 151_936 * 1024 * 2 <= bucket <= GIB
+# --- the policy's weights make room for the KV cache ---
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("model", "gpu_gib", "most"), [(ADAPTED_32B, 139.8, 128), (ADAPTED_8B, 40, 98)], ids=["32B", "8B"]
+)
+@pytest.mark.parametrize("host_gib", [16, 60, 500])
+def test_the_policys_weights_make_room_for_the_kv_cache(
+    model: ModelShape, gpu_gib: float, most: int, host_gib: int
+) -> None:
+    """The weights of policy and engine fit together, but not beside more than one sequence."""
+    hardware = gpu(gpu_gib, host_gib)
+    plan = planned(hardware, model, LONG_STEP, fused=True)
+    assert plan.policy_offload
+    assert kv_bytes(model, LONG_STEP, most) <= plan.kv_cache_bytes < kv_bytes(model, LONG_STEP, most + 1)
+    assert copies_frozen_weights(hardware, model, LONG_STEP, plan) == (host_gib * 0.9 * GIB > model.weight_bytes + GIB)
+    kept = planned(hardware, model, LONG_STEP, fused=True, policyOffload="Disabled")
+    assert not kept.policy_offload
+    assert kept.kv_cache_bytes < kv_bytes(model, LONG_STEP, 2)
+
+
+LONGER = replace(LONG_STEP, max_prompt_tokens=512)
+WITH_REFERENCE = replace(LONGER, max_response_tokens=2048, reference_model=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_gib", "host_gib", "step", "settings", "is_offloaded"),
     [
-        ({"emptyCache": "Disabled"}, {"empty_cache": False}),
-        ({"expandableSegments": "Disabled"}, {"expandable_segments": False}),
-        ({"rolloutSleep": "Level1"}, {"rollout_sleep": "Level1"}),
-        ({"kvCache": "3Gi"}, {"kv_cache_bytes": 3 * GIB}),
-        ({"microBatchTokens": 99}, {"micro_batch_tokens": 99}),
-        ({"logprobChunkTokens": 7}, {"logprob_chunk_tokens": 7}),
-        ({"activationCheckpointing": "Enabled"}, {"activation_checkpointing": True}),
-        ({"optimizerOffload": "Enabled"}, {"optimizer_offload": True}),
-        ({"policyOffload": "Enabled"}, {"policy_offload": True}),
-        ({"syncBucketSize": "128Mi"}, {"sync_bucket_bytes": 128 * MIB}),
-        ({"detachMetrics": "Disabled"}, {"detach_metrics": False}),
-        ({"weightExport": "ReservedBuffer"}, {"weight_export": "ReservedBuffer"}),
+        (ADAPTED_8B, 139.8, 500, LONG_STEP, {}, False),  # all sequences fit beside them
+        (ADAPTED_8B, 40, 500, LONG_STEP, {"rolloutSleep": "Disabled"}, False),  # the engine is there in an update
+        (ADAPTED_8B, 40, 500, APART_LONG, {}, False),
+        (ADAPTED_32B, 120, 500, LONG_STEP, {}, False),  # both copies do not fit in a sync
+        (QWEN3_4B, 47.5, 500, LONGER, {}, True),  # weights that are trained
+        (QWEN3_4B, 47.5, 48, LONGER, {"optimizerOffload": "Enabled"}, False),  # the host holds no more than its state
+        (QWEN3_4B, 34.5, 60, WITH_REFERENCE, {"optimizerOffload": "Enabled"}, True),
+        (QWEN3_4B, 34.5, 55, WITH_REFERENCE, {"optimizerOffload": "Enabled"}, False),  # nor the reference
     ],
 )
-def test_a_pinned_setting_is_used_unchanged(settings: dict[str, Any], expected: dict[str, Any]) -> None:
-    plan = first_plan(MemorySettings.model_validate(settings), H200, QWEN3_0_6B, SIXTEEN_GROUPS)
-    assert plan.model_dump(include=set(expected)) == expected
+def test_the_policys_weights_stay_where_that_gains_nothing(
+    model: ModelShape, gpu_gib: float, host_gib: int, step: Workload, settings: dict[str, Any], is_offloaded: bool
+) -> None:
+    assert planned(gpu(gpu_gib, host_gib), model, step, fused=True, **settings).policy_offload == is_offloaded
 
 
-def test_activation_checkpointing_makes_room_for_larger_micro_batches() -> None:
-    gpu = Hardware("cuda", 24 * GIB, 64 * GIB, "2.11.0")
-    kept = first_plan(AUTO, gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
-    again = first_plan(MemorySettings(activation_checkpointing="Enabled"), gpu, QWEN3_0_6B, SIXTEEN_GROUPS)
-    assert again.micro_batch_tokens > kept.micro_batch_tokens
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [(LONG_STEP, {"rolloutSleep": "Disabled"}), (APART_LONG, {})],
+)
+def test_offloading_beside_an_engine_that_stays_awake_gives_no_room(step: Workload, settings: dict[str, Any]) -> None:
+    pinned, without = (
+        planned(gpu(52), ADAPTED_8B, step, policyOffload=offload, **settings) for offload in ("Enabled", "Disabled")
+    )
+    assert pinned == without.model_copy(update={"policy_offload": True})
 
 
-def test_a_plan_survives_a_json_round_trip() -> None:
-    plan = first_plan(AUTO, H200, QWEN3_0_6B, SIXTEEN_GROUPS)
-    assert MemoryPlan.model_validate_json(plan.model_dump_json(by_alias=True)) == plan
-    assert '"kvCache":' in plan.model_dump_json(by_alias=True)
+# --- copies of the state of several ranks, and compilation while the engine starts, if there is room ---
 
+TWO_RANKS = replace(SIXTEEN_GROUPS, policy_ranks=2, engines=2)
+COPIES_GIB = 2 * 12 * 596e6 / GIB
+"""A snapshot and a checkpoint of 12 bytes a parameter. No rank reads the weights as a whole."""
+
+
+@pytest.mark.parametrize(
+    ("host_gib", "model", "work", "kept"),
+    [
+        (1.9 * COPIES_GIB, QWEN3_0_6B, TWO_RANKS, False),
+        (2.1 * COPIES_GIB, QWEN3_0_6B, TWO_RANKS, True),
+        (1.9 * COPIES_GIB, QWEN3_0_6B, replace(TWO_RANKS, moment_bytes=2), True),
+        (2_000, QWEN3_0_6B, SIXTEEN_GROUPS, False),
+        # 8B needs 366 GiB for any number of ranks
+        *((host, QWEN3_8B, work, host > 366) for host in (360, 372) for work in (TWO_RANKS, EIGHT_RANKS)),
+    ],
+)
+def test_a_host_holds_snapshots_in_half_of_its_memory(
+    host_gib: float, model: ModelShape, work: Workload, kept: bool
+) -> None:
+    assert keeps_snapshots(gpu(140, host_gib), model, work) is kept
+
+
+TWO = replace(LONG_STEP, policy_ranks=2, engines=2)
+SIDE_BY_SIDE = {"kvCache": "18Gi", "optimizerOffload": "Enabled"}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "step", "settings", "ahead"),
+    [
+        (gpu(79, 256), LONG_STEP, SIDE_BY_SIDE, True),
+        (gpu(56, 256), LONG_STEP, SIDE_BY_SIDE, False),  # no room beside an awake engine
+        (gpu(56, 256), APART_LONG, SIDE_BY_SIDE, True),
+        (gpu(139, 256), LONG_STEP, {"policyOffload": "Enabled"}, False),  # it makes room first
+        (LAPTOP, LONG_STEP, {}, False),
+        # several ranks need room for gathered weights and gradients, and hold less of the state
+        (gpu(79, 256), TWO, SIDE_BY_SIDE, True),
+        (gpu(74, 256), TWO, SIDE_BY_SIDE, False),
+        (gpu(28, 256), replace(APART_LONG, policy_ranks=2), {"optimizerOffload": "Enabled"}, False),
+        (gpu(28, 256), replace(APART_LONG, policy_ranks=4), {"optimizerOffload": "Enabled"}, True),
+        # a KV cache that takes all planned memory leaves no room, although a tenth of the GPU is unplanned
+        (gpu(139, 256), TWO, {"kvCache": "50Gi"}, False),
+        (gpu(139, 256), TWO, {"kvCache": "40Gi"}, True),
+    ],
+)
+def test_the_policy_compiles_while_the_engine_starts_if_both_have_room(
+    hardware: Hardware, step: Workload, settings: dict[str, Any], ahead: bool
+) -> None:
+    plan = planned(hardware, QWEN3_8B, step, **settings)
+    assert compiles_ahead(hardware, QWEN3_8B, step, plan) is ahead
+
+
+# --- any machine ---
 
 shapes = st.builds(
     ModelShape,
@@ -344,7 +387,7 @@ workloads = st.builds(
 def test_any_machine_gets_a_plan_that_fits_one_sequence(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
-    plan = first_plan(AUTO, hardware, model, workload)
+    plan = planned(hardware, model, workload)
     assert plan.generation == 1
     assert plan.micro_batch_tokens >= workload.max_sequence_tokens
     assert plan.kv_cache_bytes >= kv_bytes(model, workload, 1)
@@ -357,14 +400,16 @@ def test_any_machine_gets_a_plan_that_fits_one_sequence(
 def test_more_memory_never_shrinks_micro_batches_or_kv_cache(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
-    pinned = MemorySettings(
-        optimizer_offload="Disabled", policy_offload="Disabled", activation_checkpointing="Disabled"
-    )
+    pinned: dict[str, Any] = {
+        "optimizerOffload": "Disabled",
+        "policyOffload": "Disabled",
+        "activationCheckpointing": "Disabled",
+    }
     larger = replace(
         hardware,
         device_memory_bytes=2 * hardware.device_memory_bytes,
         host_memory_bytes=2 * hardware.host_memory_bytes,
     )
-    before, after = (first_plan(pinned, machine, model, workload) for machine in (hardware, larger))
+    before, after = (planned(machine, model, workload, **pinned) for machine in (hardware, larger))
     assert after.micro_batch_tokens >= before.micro_batch_tokens
     assert after.kv_cache_bytes >= before.kv_cache_bytes

@@ -1,14 +1,15 @@
-"""Recorded failures, as described in tests/data/README.md."""
+"""Recorded failures, as described in tests/data/README.md, and readers of texts."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from rljob_api.quantity import quantity_bytes
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence import CollectedEvidence, read_evidence
 from rljob_memory.evidence.collected import EvidenceBuilder
@@ -17,35 +18,19 @@ from rljob_testing.induced_failures.recorded_evidence import evidence_of_files
 
 DATA = Path(__file__).parents[3] / "data"
 RECORDED = DATA / "oom"
+SURE = 0.8
+"""A wrong class never has a higher confidence."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicFailure:
-    """An excerpt of a public thread, and its label."""
-
-    name: str
-    """`<set>/<excerpt>`"""
-    source: str
-    accepted: tuple[str, ...]
-    """Classes that are right, the best first; empty if no memory ran out."""
-    expected: tuple[str | None, ...]
-    """The accepted classes; of a known miss, the class that is diagnosed today. None: no diagnosis."""
-    is_miss: bool
-    text: str
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The documents of a file with one per line."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
-def public_failures() -> list[PublicFailure]:
+def public_failures() -> list[dict[str, Any]]:
     """Every excerpt of every set."""
-    with (DATA / "public_failures.jsonl").open(encoding="utf-8") as lines:
-        return [_public_failure(json.loads(line)) for line in lines]
-
-
-def _public_failure(case: Mapping[str, Any]) -> PublicFailure:
-    accepted = tuple(case["label"])
-    expected = (case["miss"],) if "miss" in case else accepted or (None,)
-    return PublicFailure(
-        f"{case['set']}/{case['name']}", case["source"], accepted, expected, "miss" in case, case["text"]
-    )
+    return json_lines(DATA / "public_failures.jsonl")
 
 
 def recorded_failures() -> list[tuple[FailureClass, Path]]:
@@ -65,8 +50,37 @@ def recorded_evidence(failure: Path) -> CollectedEvidence:
     return read_evidence(failure)
 
 
-def diagnoses_of(text: str) -> list[Diagnosis]:
-    """Diagnose a log."""
+def evidence_of(text: str | bytes) -> CollectedEvidence:
+    """Read a log."""
     builder = EvidenceBuilder()
-    LogReader(builder).read(BytesIO(text.encode()))
-    return diagnose(builder.build())
+    LogReader(builder).read(BytesIO(text.encode() if isinstance(text, str) else text))
+    return builder.build()
+
+
+def diagnoses_of(*lines: str) -> list[Diagnosis]:
+    """Diagnose the lines of a log."""
+    return diagnose(evidence_of("\n".join(lines)))
+
+
+def in_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a JSON document (512Mi) as numbers."""
+    is_size = re.compile(r"\d+[KMG]i").fullmatch
+    return {name: quantity_bytes(v) if isinstance(v, str) and is_size(v) else v for name, v in values.items()}
+
+
+def torch_message(
+    requested: float = 2,
+    *,
+    total: float = 80,
+    free: float = 1,
+    process: float = 79,
+    allocated: float = 76,
+    cached: float = 1,
+) -> str:
+    """torch's message about a failed request; all sizes in GiB."""
+    return (
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested:.2f} GiB. GPU 0 has a total "
+        f"capacity of {total:.2f} GiB of which {free:.2f} GiB is free. Including non-PyTorch memory, this process has "
+        f"{process:.2f} GiB memory in use. Of the allocated memory {allocated:.2f} GiB is allocated by PyTorch, and "
+        f"{cached:.2f} GiB is reserved by PyTorch but unallocated."
+    )

@@ -15,77 +15,53 @@ from tests.unit.memory.diagnosis.recorded import RECORDED
 FRAGMENTED = RECORDED / "Fragmentation" / "mgfn-35.txt"
 
 
-def invoke(*arguments: str, stdin: bytes | None = None) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["diagnose", *arguments], input=stdin)
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["diagnose", *arguments])
     return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> str:
+    """A log without a failure."""
+    log = tmp_path / "train.log"
+    log.write_text("step 1 reward 0.5\n")
+    return str(log)
 
 
 def test_json_is_a_list_best_first() -> None:
     code, output, _ = invoke(str(FRAGMENTED), "--json")
     diagnoses = json.loads(output)
     assert code == 0
-    assert [set(diagnosis) for diagnosis in diagnoses] == [
-        {"class", "confidence", "message", "numbers", "advice"} for _ in diagnoses
-    ]
+    assert all(each.keys() == {"class", "confidence", "message", "numbers", "advice"} for each in diagnoses)
     assert diagnoses[0]["class"] == "Fragmentation"
     assert diagnoses[0]["numbers"]["requested_bytes"] == round(1.7 * 2**30)
     assert [d["confidence"] for d in diagnoses] == sorted((d["confidence"] for d in diagnoses), reverse=True)
 
 
-def test_text_output_has_class_confidence_message_numbers_and_advice() -> None:
-    code, output, _ = invoke(str(FRAGMENTED))
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (
+            [],
+            [
+                *("Fragmentation confidence 0.85", "torch asked for 1.70 GiB", "allocated 2.93 GiB"),
+                "expandable_segments:True for the training process",
+            ],
+        ),
+        (
+            ["--explain"],
+            [
+                *("tensors of the failing process 2.93 GiB", "torch's cache in it 2.30 GiB", "from torch's message"),
+                "Rules that fired, with their confidence before and after weighing Fragmentation 0.85 → 0.85",
+            ],
+        ),
+    ],
+)
+def test_the_output_has_the_class_its_numbers_and_advice(options: list[str], parts: list[str]) -> None:
+    code, output, _ = invoke(str(FRAGMENTED), *options)
     assert code == 0
     text = " ".join(output.split())
-    for part in (
-        "Fragmentation confidence 0.85",
-        "torch asked for 1.70 GiB",
-        "allocated 2.93 GiB",
-        "expandable_segments:True for the training process",
-    ):
-        assert part in text
-
-
-def test_a_job_without_a_failure_gets_a_message(tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text("step 1 reward 0.5\n")
-    assert invoke(str(log), "--json")[:2] == (0, "[]\n")
-    code, output, _ = invoke(str(log))
-    assert code == 0
-    assert output.startswith("No out-of-memory failure found in")
-
-
-def test_unreadable_input_exits_with_2_and_a_message(tmp_path: Path) -> None:
-    code, output, error = invoke(str(tmp_path / "missing"))
-    assert (code, output) == (2, "")
-    assert "No such file" in error
-
-
-def test_several_files_are_the_evidence_of_one_failure(tmp_path: Path) -> None:
-    growth = tmp_path / "memory.log"
-    growth.write_text("".join(f"step {step} allocated: {20 + 4 * step} GiB\n" for step in range(12)))
-    log = tmp_path / "train.log"
-    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
-    assert json.loads(invoke(str(log), "--json")[1])[0]["class"] == "Unknown"
-    assert json.loads(invoke(str(growth), str(log), "--json")[1])[0]["class"] == "RetainedGraph"
-
-
-def test_the_exit_code_tells_a_failure_if_asked(tmp_path: Path) -> None:
-    healthy = tmp_path / "train.log"
-    healthy.write_text("step 1 reward 0.5\n")
-    assert invoke(str(FRAGMENTED))[0] == 0
-    assert invoke(str(FRAGMENTED), "--exit-code")[0] == 1
-    assert invoke(str(healthy), "--exit-code")[0] == 0
-
-
-def test_the_ledger_accounts_for_the_whole_gpu() -> None:
-    text = " ".join(invoke(str(FRAGMENTED), "--explain")[1].split())
-    for part in ("tensors of the failing process 2.93 GiB", "torch's cache in it 2.30 GiB", "from torch's message"):
-        assert part in text
-
-
-def test_an_explanation_names_the_rules_with_their_confidence() -> None:
-    text = " ".join(invoke(str(FRAGMENTED), "--explain")[1].split())
-    assert "Rules that fired, with their confidence before and after weighing Fragmentation 0.85 → 0.85" in text
+    assert [part for part in parts if part not in text] == []
 
 
 def test_an_explanation_as_json_has_rules_and_ledgers() -> None:
@@ -102,13 +78,38 @@ def test_an_explanation_as_json_has_rules_and_ledgers() -> None:
     assert found["explanation"]["host"] == []
 
 
-def test_without_anything_to_read_the_command_says_what_to_name() -> None:
+def test_a_job_without_a_failure_gets_a_message(healthy: str) -> None:
+    assert invoke(healthy, "--json")[:2] == (0, "[]\n")
+    code, output, _ = invoke(healthy)
+    assert code == 0
+    assert output.startswith("No out-of-memory failure found in")
+
+
+def test_the_exit_code_tells_a_failure_if_asked(healthy: str) -> None:
+    assert invoke(str(FRAGMENTED))[0] == 0
+    assert invoke(str(FRAGMENTED), "--exit-code")[0] == 1
+    assert invoke(healthy, "--exit-code")[0] == 0
+
+
+def test_without_readable_input_the_command_exits_with_2(tmp_path: Path) -> None:
+    code, output, error = invoke(str(tmp_path / "missing"))
+    assert (code, output) == (2, "")
+    assert "No such file" in error
     code, _, error = invoke()
     assert code == 2
     assert "--pod or --job" in error
 
 
-def fake_kubectl(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_files_are_the_evidence_of_one_failure(tmp_path: Path) -> None:
+    growth, log = tmp_path / "memory.log", tmp_path / "train.log"
+    growth.write_text("".join(f"step {step} allocated: {20 + 4 * step} GiB\n" for step in range(12)))
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert json.loads(invoke(str(log), "--json")[1])[0]["class"] == "Unknown"
+    assert json.loads(invoke(str(growth), str(log), "--json")[1])[0]["class"] == "RetainedGraph"
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubectl that knows one pod, whose container was killed after its log, in the shape of the API server."""
     pod = {
         "metadata": {"name": "train-0", "namespace": "research"},
@@ -118,14 +119,14 @@ def fake_kubectl(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ]
         },
     }
-    (directory / "pod.json").write_text(json.dumps(pod))
-    (directory / "pods.json").write_text(json.dumps({"items": [pod]}))
-    program = directory / "kubectl"
+    (tmp_path / "pod.json").write_text(json.dumps(pod))
+    (tmp_path / "pods.json").write_text(json.dumps({"items": [pod]}))
+    program = tmp_path / "kubectl"
     program.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
-        f'  *"get pod train-0"*) cat {directory}/pod.json;;\n'
-        f'  *"get pods --selector batch.kubernetes.io/job-name=train"*) cat {directory}/pods.json;;\n'
+        f'  *"get pod train-0"*) cat {tmp_path}/pod.json;;\n'
+        f'  *"get pods --selector batch.kubernetes.io/job-name=train"*) cat {tmp_path}/pods.json;;\n'
         '  *"get pods"*) echo "{\\"items\\": []}";;\n'
         '  "--namespace=research logs train-0 --container main") echo "step 3 done";;\n'
         '  *"get pod missing"*) ;;\n'
@@ -133,19 +134,19 @@ def fake_kubectl(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "esac\n"
     )
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
+@pytest.mark.usefixtures("kubectl")
 @pytest.mark.parametrize("arguments", [("--pod", "train-0", "-n", "research"), ("--job", "train", "-n", "research")])
-def test_a_pod_is_read_by_kubectl(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_kubectl(tmp_path, monkeypatch)
+def test_a_pod_is_read_by_kubectl(arguments: tuple[str, ...]) -> None:
     code, output, _ = invoke(*arguments, "--json")
     assert code == 0
     assert json.loads(output)[0]["class"] == "HostMemory"
 
 
-def test_a_refusal_of_the_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_kubectl(tmp_path, monkeypatch)
+@pytest.mark.usefixtures("kubectl")
+def test_a_refusal_of_the_cluster_is_reported() -> None:
     code, _, error = invoke("--pod", "missing")
     assert code == 2
     assert "expected a pod missing, found none" in error

@@ -1,22 +1,33 @@
-"""The ledger accounts for the GPU before a class is named: who holds what, and what is more than expected."""
+"""The ledger of the GPU, who holds what and what is more than expected, and the class that follows from the numbers.
+
+A line of `numbers.jsonl` has the evidence: the memory of the `device`, the other `sizes` of a message, the `kind`,
+`activity`, `role` and `phase` of the failure, the `engine`, the `model`, the policy's memory in GiB by step (`series`:
+allocated, reserved), its `siblings`, the `programs` of the log, tables of `gpu_processes`, and the plan's
+`rollout_sleep`. It expects the first `class` (if `is_alone` no other) with its `confidence`, `numbers` and `advice`,
+classes that are diagnosed as well (`also`) or `not`, and parts of a `message`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rljob_memory.diagnosis import FailureClass, diagnose, explain, gpu_entries, host_entries, ledger_of
 from rljob_memory.diagnosis.expected_memory import expected_memory
+from rljob_memory.diagnosis.ledger_entries import LedgerEntry
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.collected import EngineRecord, EvidenceBuilder
+from rljob_memory.evidence.collected import EngineRecord, MemorySeries
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
-from rljob_memory.evidence.log_reader import LogReader
 from rljob_memory.evidence.model_facts import ModelFacts
 from rljob_memory.sample import MemorySample
-from rljob_memory.sizes import GIB
+from rljob_memory.sizes import GIB, MIB
+from rljob_memory.trend import past_growth
+from rljob_testing.memory_plans import memory_plan
+from tests.unit.memory.diagnosis.recorded import evidence_of, in_bytes, json_lines
 
 BESIDE = DeviceMemory(
     2 * GIB,
@@ -28,184 +39,73 @@ BESIDE = DeviceMemory(
     process_bytes=38 * GIB,
 )
 """41 GiB of the GPU belong to other processes."""
-ALONE = DeviceMemory(
-    2 * GIB,
-    gpu=0,
-    total_bytes=80 * GIB,
-    free_bytes=GIB,
-    allocated_bytes=77 * GIB,
-    cached_bytes=GIB,
-    process_bytes=79 * GIB,
-)
+ALONE = replace(BESIDE, allocated_bytes=77 * GIB, process_bytes=79 * GIB)
+
+
+def failing(
+    device: DeviceMemory = BESIDE, activity: Activity = Activity.BACKWARD, *, role: str | None = None, **of: Any
+) -> CollectedEvidence:
+    return CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=device, activity=activity, role=role), **of)
 
 
 def beside(*siblings: str, role: str | None = "policy") -> CollectedEvidence:
-    failure = Failure(FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD, role=role)
-    return CollectedEvidence(failure, siblings=siblings)
+    return failing(role=role, siblings=siblings)
 
 
-def classes(evidence: CollectedEvidence) -> list[FailureClass]:
-    return [found.failure_class for found in diagnose(evidence)]
+def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
+    assert evidence.failure is not None
+    return gpu_entries(ledger_of(evidence.failure, evidence))
 
 
-def evidence_of(*lines: str) -> CollectedEvidence:
-    builder = EvidenceBuilder()
-    LogReader(builder).read(BytesIO("\n".join(lines).encode()))
-    return builder.build()
+# --- who holds the memory ---
+
+LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
 
 
 @pytest.mark.parametrize(
-    "name", ["VLLM::EngineCor", "VLLM::Worker_TP", "sglang::schedul", "ray::vLLMHttpSe", "EngineCore"]
+    ("evidence", "owner", "size_gib"),
+    [
+        (beside("python", "VLLM::EngineCor"), "engines of the same job (VLLM::EngineCor), and the driver", 41),
+        (beside("python"), "other processes of the same job (python), and the driver", 41),
+        (beside(), "other processes, and the driver", 41),
+        (
+            failing(replace(BESIDE, process_bytes=None), role="policy"),
+            "unexplained: other processes, or this one beside torch",
+            42,
+        ),
+        (failing(LISTED), "process 7", 40),
+        (failing(LISTED), "the driver", 1),
+    ],
 )
-@pytest.mark.parametrize("role", ["policy", None])
-def test_an_engine_beside_it_is_named(name: str, role: str | None) -> None:
-    best, *others = diagnose(beside("python", name, role=role))
-    assert best.failure_class is FailureClass.ENGINE_NOT_ASLEEP
-    assert name in best.message
-    assert FailureClass.FOREIGN_PROCESS not in {found.failure_class for found in others}
-
-
-@pytest.mark.parametrize("siblings", [("python", "python", "python"), ("pt_main_thread",), ("ray::WorkerDict",)])
-def test_ranks_beside_it_are_no_engine(siblings: tuple[str, ...]) -> None:
-    found = classes(beside(*siblings))
-    assert found[0] is FailureClass.CONTROLLER_CONTEXT
-    assert not {FailureClass.ENGINE_NOT_ASLEEP, FailureClass.FOREIGN_PROCESS} & set(found)
-
-
-def test_without_siblings_strangers_hold_the_memory() -> None:
-    found = classes(beside())
-    assert found[0] is FailureClass.FOREIGN_PROCESS
-    assert FailureClass.ENGINE_NOT_ASLEEP not in found
-
-
-def owners(evidence: CollectedEvidence) -> dict[str, int]:
-    assert evidence.failure is not None
-    entries = gpu_entries(ledger_of(evidence.failure, evidence))
+def test_every_part_of_the_gpu_has_the_owner_that_is_known(
+    evidence: CollectedEvidence, owner: str, size_gib: int
+) -> None:
+    entries = entries_of(evidence)
+    assert {entry.owner: entry.size_bytes for entry in entries}[owner] == size_gib * GIB
     assert sum(entry.size_bytes for entry in entries if not (entry.is_part or entry.is_expected)) == 80 * GIB
-    return {entry.owner: entry.size_bytes for entry in entries}
 
 
-@pytest.mark.parametrize(
-    ("evidence", "owner"),
-    [
-        (beside("python", "VLLM::EngineCor"), "engines of the same job (VLLM::EngineCor), and the driver"),
-        (beside("python"), "other processes of the same job (python), and the driver"),
-        (beside(), "other processes, and the driver"),
-    ],
-)
-def test_what_is_left_over_has_the_owner_that_is_known(evidence: CollectedEvidence, owner: str) -> None:
-    assert owners(evidence)[owner] == 41 * GIB
+def test_memory_of_a_sleeping_engine_is_back_with_the_gpu() -> None:
+    asleep = replace(BESIDE, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB)
+    sizes = {entry.owner: entry.size_bytes for entry in entries_of(failing(asleep))}
+    assert sizes["an engine that sleeps, whose memory is back with the GPU"] == 37 * GIB
 
 
-def test_what_nobody_owns_is_unexplained() -> None:
-    evidence = beside()
-    assert evidence.failure is not None
-    torch_only = replace(evidence.failure, device=replace(BESIDE, process_bytes=None))
-    assert (
-        owners(replace(evidence, failure=torch_only))["unexplained: other processes, or this one beside torch"]
-        == 42 * GIB
-    )
-    small = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
-    named = owners(replace(evidence, failure=replace(evidence.failure, device=small)))
-    assert (named["process 7"], named["the driver"]) == (40 * GIB, GIB)
-
-
-def test_the_engines_log_has_its_parts() -> None:
-    evidence = evidence_of(
-        "INFO gpu_model_runner.py:5348] Model loading took 14.25 GiB memory and 3.100000 seconds",
-        "INFO gpu_worker.py:300] Available KV cache memory: 22.50 GiB",
-        "INFO gpu_model_runner.py:6845] Graph capturing finished in 20 secs, took 0.75 GiB",
-    )
-    engine = evidence.engine
-    assert (engine.weights_bytes, engine.kv_cache_bytes, engine.graphs_bytes) == (14.25 * GIB, 22.5 * GIB, 0.75 * GIB)
-    failure = Failure(FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
-    ledger = ledger_of(failure, replace(evidence, failure=failure))
-    assert ledger.engine_bytes == 37.5 * GIB
-    assert [item.failure_class for item in ledger.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
-
-
-def test_the_share_of_an_engine_decides_its_confidence() -> None:
-    """In the failing process, whose tensors it is a part of."""
-    found = []
-    for kv_cache in (24, 40, 60):
-        failure = Failure(FailureKind.ALLOCATOR, device=ALONE, activity=Activity.LOGITS)
-        engine = EngineRecord(seen=True, in_process=True, kv_cache_bytes=kv_cache * GIB)
-        by_class = {each.failure_class: each.confidence for each in diagnose(CollectedEvidence(failure, engine=engine))}
-        found.append((by_class[FailureClass.ENGINE_NOT_ASLEEP], by_class[FailureClass.ACTIVATION_SPIKE]))
-    assert found == sorted(found)
-    assert [spike for _, spike in found] == sorted((spike for _, spike in found), reverse=True)
-    assert found[0][0] > found[0][1]
-
-
-PARAMETERS = 6_600_000_000
-"""Weights and gradients in 16 bits and Adam's state take 73.8 GiB."""
-
-
-def test_tensors_that_are_the_models_state_are_no_spike() -> None:
-    failure = Failure(FailureKind.ALLOCATOR, device=ALONE, activity=Activity.BACKWARD)
-    evidence = CollectedEvidence(failure, model=ModelFacts(parameters=PARAMETERS))
-    best = diagnose(evidence)[0]
-    assert best.failure_class is FailureClass.OPTIMIZER_STATE
-    assert "6.60 billion parameters" in best.message
-    for other in (
-        ModelFacts(),
-        ModelFacts(parameters=PARAMETERS // 8),
-        ModelFacts(parameters=PARAMETERS, trained_parameters=10_000_000),
-    ):
-        assert classes(replace(evidence, model=other))[0] is FailureClass.ACTIVATION_SPIKE
-
-
-def test_the_name_of_a_model_is_a_guess() -> None:
-    failure = Failure(FailureKind.ALLOCATOR, device=ALONE, activity=Activity.BACKWARD)
-    by_name = CollectedEvidence(failure, model=ModelFacts(parameters_of_name=PARAMETERS))
-    assert classes(by_name)[0] is FailureClass.ACTIVATION_SPIKE
-    expected = [entry for entry in gpu_entries(ledger_of(failure, by_name)) if entry.is_expected]
-    assert [entry.owner for entry in expected] == ["weights", "gradients", "Adam's state"]
-    assert all("by the model's name" in entry.source for entry in expected)
-
-
-def test_a_request_as_large_as_the_logits_is_theirs() -> None:
-    log = [
-        '{"vocab_size": 151936, "hidden_size": 3584}',
-        "'ppo_max_token_len_per_gpu': 16384,",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of "
-        "79.10 GiB of which 3.02 GiB is free. Including non-PyTorch memory, this process has 76.08 GiB memory in use. "
-        "Of the allocated memory 73.00 GiB is allocated by PyTorch, and 0.40 GiB is reserved by PyTorch but unused.",
+def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
+    sizes = {"free_bytes": 30 * GIB, "total_bytes": 80 * GIB, "wanted_bytes": 72 * GIB}
+    refused = CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes))
+    assert [(entry.owner, entry.size_bytes) for entry in entries_of(refused)] == [
+        ("in use before the engine started", 50 * GIB),
+        ("free", 30 * GIB),
     ]
-    best = diagnose(evidence_of(*log))[0]
-    assert best.failure_class is FailureClass.ACTIVATION_SPIKE
-    assert best.message.startswith("Logits")
-    assert diagnose(evidence_of(log[2]))[0].failure_class is FailureClass.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("line", "facts"),
-    [
-        ("trainable params: 20,185,088 || all params: 7,635,801,600 || trainable%: 0.26", (7_635_801_600, 20_185_088)),
-        ("Number of parameters: 7615.62M", (7_615_620_000, None)),
-        ("  Number of trainable parameters = 7,615,616,512", (None, 7_615_616_512)),
-        ("num_params: 494032768", (494_032_768, None)),
-        ("Total parameters: 1.54 billion", (1_540_000_000, None)),
-    ],
-)
-def test_the_size_of_the_model_is_read(line: str, facts: tuple[int | None, int | None]) -> None:
-    model = evidence_of(line).model
-    assert (model.parameters, model.trained_parameters) == facts
-
-
-def test_the_type_and_the_name_are_read() -> None:
-    model = evidence_of("model_path: Qwen/Qwen2.5-7B-Instruct, torch_dtype=torch.float32").model
-    assert (model.parameters_of_name, model.parameter_bytes, model.parameters) == (7_000_000_000, 4, None)
+    assert host_entries(refused) == []
 
 
 def test_the_host_has_a_ledger() -> None:
-    failure = Failure(FailureKind.KILLED)
     host = MemorySample(host_used_bytes=31 * GIB, host_limit_bytes=32 * GIB, shared_memory_bytes=GIB)
     engine = EngineRecord(seen=True, backed_up_bytes=14 * GIB)
-    entries = {
-        entry.owner: entry.size_bytes for entry in host_entries(CollectedEvidence(failure, host=host, engine=engine))
-    }
-    assert entries == {
+    entries = host_entries(CollectedEvidence(Failure(FailureKind.KILLED), host=host, engine=engine))
+    assert {entry.owner: entry.size_bytes for entry in entries} == {
         "limit": 32 * GIB,
         "in use": 31 * GIB,
         "weights of an engine that sleeps, pinned": 14 * GIB,
@@ -223,30 +123,148 @@ def test_an_explanation_has_the_rules_before_and_after_weighing() -> None:
     assert explain(CollectedEvidence()) is None
 
 
+# --- the engine's parts ---
+
+
+def test_the_engines_log_has_its_parts() -> None:
+    evidence = evidence_of(
+        "INFO gpu_model_runner.py:5348] Model loading took 14.25 GiB memory and 3.100000 seconds\n"
+        "INFO gpu_worker.py:300] Available KV cache memory: 22.50 GiB\n"
+        "INFO gpu_model_runner.py:6845] Graph capturing finished in 20 secs, took 0.75 GiB"
+    )
+    engine = evidence.engine
+    assert (engine.weights_bytes, engine.kv_cache_bytes, engine.graphs_bytes) == (14.25 * GIB, 22.5 * GIB, 0.75 * GIB)
+    failure = Failure(FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
+    ledger = ledger_of(failure, replace(evidence, failure=failure))
+    assert ledger.engine_bytes == 37.5 * GIB
+    assert [item.failure_class for item in ledger.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
+
+
+def test_the_share_of_an_engine_decides_its_confidence() -> None:
+    """In the failing process, whose tensors it is a part of."""
+    asleep, spike = [], []
+    for kv_cache in (24, 40, 60):
+        engine = EngineRecord(seen=True, in_process=True, kv_cache_bytes=kv_cache * GIB)
+        found = diagnose(failing(ALONE, Activity.LOGITS, engine=engine))
+        by_class = {each.failure_class: each.confidence for each in found}
+        asleep.append(by_class[FailureClass.ENGINE_NOT_ASLEEP])
+        spike.append(by_class[FailureClass.ACTIVATION_SPIKE])
+    assert asleep == sorted(asleep)
+    assert spike == sorted(spike, reverse=True)
+    assert asleep[0] > spike[0]
+
+
+# --- the model's state ---
+
+PARAMETERS = 6_600_000_000
+"""Weights and gradients in 16 bits and Adam's state take 73.8 GiB."""
+
+
+def test_the_name_of_a_model_is_a_guess() -> None:
+    evidence = failing(ALONE, model=ModelFacts(parameters_of_name=PARAMETERS))
+    expected = [entry for entry in entries_of(evidence) if entry.is_expected]
+    assert [entry.owner for entry in expected] == ["weights", "gradients", "Adam's state"]
+    assert all("by the model's name" in entry.source for entry in expected)
+
+
 def test_trained_parameters_are_all_unless_a_name_has_many_more() -> None:
-    for name, parameters, is_guess in ((None, 6_600_000_000, False), (7_000_000_000, 6_600_000_000, False)):
-        expected = expected_memory(ModelFacts(trained_parameters=6_600_000_000, parameters_of_name=name))
+    for name in (None, 7_000_000_000):
+        expected = expected_memory(ModelFacts(trained_parameters=PARAMETERS, parameters_of_name=name))
         assert expected is not None
-        assert (expected.parameters, expected.is_guess) == (parameters, is_guess)
+        assert (expected.parameters, expected.is_guess) == (PARAMETERS, False)
     adapters = expected_memory(ModelFacts(trained_parameters=20_000_000, parameters_of_name=7_000_000_000))
     assert adapters is not None
     assert (adapters.parameters, adapters.optimizer_bytes, adapters.is_guess) == (7_000_000_000, 160_000_000, True)
 
 
-def test_an_engine_that_the_log_accounts_for_is_no_stranger() -> None:
-    failure = Failure(FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
-    engine = EngineRecord(seen=True, kv_cache_bytes=24 * GIB, weights_bytes=15 * GIB)
-    found = classes(CollectedEvidence(failure, engine=engine))
-    assert found[0] is FailureClass.ENGINE_NOT_ASLEEP
-    assert FailureClass.FOREIGN_PROCESS not in found
-    smaller = replace(engine, kv_cache_bytes=22 * GIB, weights_bytes=GIB)
-    assert FailureClass.FOREIGN_PROCESS in classes(CollectedEvidence(failure, engine=smaller))
+# --- classes, from evidence that no single message contains ---
+
+NUMBERS = json_lines(Path(__file__).with_name("numbers.jsonl"))
+FIELDS = {
+    *("about", "kind", "device", "sizes", "activity", "role", "phase", "series", "engine", "gpu_processes", "siblings"),
+    *("rollout_sleep", "programs", "model", "class", "is_alone", "also", "not", "confidence", "numbers", "advice"),
+    "message",
+}
 
 
-def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
-    sizes = {"free_bytes": 30 * GIB, "total_bytes": 80 * GIB, "wanted_bytes": 72 * GIB}
-    refused = Failure(FailureKind.ENGINE_START, sizes=sizes)
-    evidence = CollectedEvidence(refused)
-    entries = [(entry.owner, entry.size_bytes) for entry in gpu_entries(ledger_of(refused, evidence))]
-    assert entries == [("in use before the engine started", 50 * GIB), ("free", 30 * GIB)]
-    assert host_entries(evidence) == []
+def processes(listed: list[tuple[int, str]]) -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(pid, used) for pid, used in in_bytes(dict(listed)).items())  # type: ignore[arg-type]
+
+
+def device_of(numbers: dict[str, Any]) -> DeviceMemory:
+    others = processes(numbers.pop("others", []))
+    return DeviceMemory(**{f"{name}_bytes": size for name, size in in_bytes(numbers).items()}, gpu=0, others=others)
+
+
+def series_of(steps: list[tuple[float, float]]) -> tuple[MemorySeries, ...]:
+    samples = [
+        MemorySample(
+            allocated_bytes=int(allocated * GIB), reserved_bytes=int(reserved * GIB), step=step, phase="update"
+        )
+        for step, (allocated, reserved) in enumerate(steps, start=1)
+    ]
+    return (MemorySeries("policy-0", tuple(samples)),)
+
+
+def evidence_with(case: dict[str, Any]) -> CollectedEvidence:
+    failure = Failure(
+        FailureKind[case.get("kind", "ALLOCATOR")],
+        device=device_of(dict(case["device"])) if "device" in case else None,
+        sizes={f"{name}_bytes": size for name, size in in_bytes(case.get("sizes", {})).items()},
+        activity=Activity[case["activity"]] if "activity" in case else None,
+        role=case.get("role"),
+        phase=case.get("phase"),
+    )
+    return CollectedEvidence(
+        failure,
+        series=series_of(case["series"]) if "series" in case else (),
+        engine=EngineRecord(**in_bytes(case.get("engine", {}))),
+        gpu_processes={int(gpu): processes(table) for gpu, table in case.get("gpu_processes", {}).items()},
+        siblings=tuple(case["siblings"]) if "siblings" in case else None,
+        plan=memory_plan(rollout_sleep=case["rollout_sleep"]) if "rollout_sleep" in case else None,
+        programs=tuple(case.get("programs", [])),
+        model=ModelFacts(**case.get("model", {})),
+    )
+
+
+@pytest.mark.parametrize("case", NUMBERS, ids=lambda case: case["about"])
+def test_the_numbers_decide_the_class(case: dict[str, Any]) -> None:
+    assert case.keys() <= FIELDS
+    found = diagnose(evidence_with(case))
+    best, classes = found[0], [str(each.failure_class) for each in found]
+    assert classes[0] == case["class"]
+    assert len(classes) == 1 or "is_alone" not in case
+    assert set(case.get("also", [])) <= set(classes)
+    assert not set(case.get("not", [])) & set(classes)
+    assert best.confidence == case.get("confidence", best.confidence)
+    assert {**best.numbers, **in_bytes(case.get("numbers", {}))} == best.numbers
+    assert all(part in best.advice for part in case.get("advice", []))
+    messages = " ".join(each.message for each in found)
+    assert all(part in messages for part in case.get("message", []))
+
+
+def test_a_pass_on_a_gpu_full_of_retained_graphs_is_not_the_cause() -> None:
+    growing = series_of([(10 + 4 * step, 60) for step in range(10)])
+    found = diagnose(failing(BESIDE, Activity.LOGITS, series=growing))
+    confidences = {each.failure_class: each.confidence for each in found}
+    assert next(iter(confidences)) is FailureClass.RETAINED_GRAPH
+    assert confidences[FailureClass.ACTIVATION_SPIKE] <= 0.5
+
+
+def test_nothing_is_diagnosed_without_a_failure() -> None:
+    assert diagnose(CollectedEvidence(series=series_of([(1, 2)] * 9))) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [10 * GIB] * 20,
+        [10 * GIB + step * MIB for step in range(20)],
+        [10 * GIB + (step % 2) * 5 * GIB for step in range(20)],
+        [10 * GIB, 11 * GIB, 12 * GIB],
+        [10 * GIB] + [22 * GIB] * 19,
+    ],
+    ids=["flat", "a little", "to and fro", "too few", "one step up"],
+)
+def test_unsteady_growth_is_not_a_trend(values: list[int]) -> None:
+    assert past_growth(values) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,25 @@ from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
 from rljob_memory.evidence.log_lines import marked_time, time_mark
-from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.sizes import GIB, MIB
-from rljob_testing.memory_plans import BEGUN, oom_snapshot
-
-MESSAGE = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested}.00 GiB. GPU 0 has a total capacity of "
-    "80.00 GiB of which 1.00 GiB is free. Process 7 has 40.00 GiB memory in use. Process 9 has 39.00 GiB memory in "
-    "use. Of the allocated memory 38.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
-    "unallocated."
-)
+from rljob_testing.oom_snapshots import BEGUN, oom_snapshot
+from tests.unit.memory.diagnosis.recorded import torch_message
 
 
 def at(seconds: float) -> datetime:
     return datetime.fromtimestamp(BEGUN + seconds, UTC)
 
 
-def write_run(directory: Path, logs: dict[str, list[str]], *, attempts: list[float], changes: list[float] = []) -> Path:  # noqa: B006
+def message(requested: int) -> str:
+    """Another process holds 40 GiB."""
+    own = "Including non-PyTorch memory, this process has 39.00 GiB memory in use. "
+    others = "Process 7 has 40.00 GiB memory in use. Process 9 has 39.00 GiB memory in use. "
+    return torch_message(requested, process=39, allocated=38).replace(own, others)
+
+
+def write_run(
+    directory: Path, logs: dict[str, list[str]], *, attempts: Sequence[float] = (0, 100), changes: Sequence[float] = ()
+) -> Path:
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     for name, lines in logs.items():
         (directory / "logs" / f"{name}.log").write_text("".join(f"{line}\n" for line in lines))
@@ -50,42 +53,38 @@ def requested_gib(evidence: CollectedEvidence) -> int | None:
 
 
 def failed(seconds: float, requested: int) -> list[str]:
-    return [time_mark(at(seconds), "policy-0 failed"), MESSAGE.format(requested=requested)]
+    return [time_mark(at(seconds), "policy-0 failed"), message(requested)]
 
 
-def test_the_failure_of_the_last_attempt_is_explained_not_the_first_ever(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(150, 4)]}, attempts=[0, 100])
-    assert requested_gib(read_evidence(run)) == 4
+def in_json(seconds: float, requested: int) -> str:
+    """The controller's own lines carry the time in their JSON."""
+    stamp = at(seconds).isoformat().replace("+00:00", "Z")
+    return json.dumps({"event": "the attempt failed", "timestamp": stamp, "exception": message(requested)})
 
 
-def test_within_an_attempt_the_first_failing_rank_is_explained(tmp_path: Path) -> None:
-    logs = {"policy-0": failed(152, 2), "policy-1": [*failed(40, 8), *failed(151, 4)], "policy-2": failed(153, 6)}
-    assert requested_gib(read_evidence(write_run(tmp_path, logs, attempts=[0, 100]))) == 4
-
-
-def test_a_failure_answered_by_a_plan_change_is_not_explained_again(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(70, 4)]}, attempts=[0], changes=[51])
-    assert requested_gib(read_evidence(run)) == 4
-
-
-def test_if_the_last_attempt_succeeded_the_latest_failure_is_explained(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-0": [*failed(50, 2), *failed(150, 4)]}, attempts=[0, 100, 200])
-    assert requested_gib(read_evidence(run)) == 4
-
-
-def test_a_log_without_times_is_read_in_its_order(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-0": [MESSAGE.format(requested=2), MESSAGE.format(requested=4)]}, attempts=[0])
-    assert requested_gib(read_evidence(run)) == 2
-
-
-def test_the_controllers_own_lines_carry_the_time_in_their_json(tmp_path: Path) -> None:
-    def line(seconds: float, requested: int) -> str:
-        stamp = at(seconds).isoformat().replace("+00:00", "Z")
-        error = MESSAGE.format(requested=requested)
-        return json.dumps({"job": "a", "event": "the attempt failed", "timestamp": stamp, "exception": error})
-
-    run = write_run(tmp_path, {"controller": [line(50, 2), line(150, 4)]}, attempts=[0, 100])
-    assert requested_gib(read_evidence(run)) == 4
+@pytest.mark.parametrize(
+    ("logs", "times", "explained"),
+    [
+        ({"policy-0": [*failed(50, 2), *failed(150, 4)]}, {}, 4),
+        ({"controller": [in_json(50, 2), in_json(150, 4)]}, {}, 4),
+        # of several ranks the first
+        (
+            {"policy-0": failed(152, 2), "policy-1": [*failed(40, 8), *failed(151, 4)], "policy-2": failed(153, 6)},
+            {},
+            4,
+        ),
+        # a change of the plan has answered the first one
+        ({"policy-0": [*failed(50, 2), *failed(70, 4)]}, {"attempts": [0], "changes": [51]}, 4),
+        # the last attempt succeeded
+        ({"policy-0": [*failed(50, 2), *failed(150, 4)]}, {"attempts": [0, 100, 200]}, 4),
+        # without times the order counts
+        ({"policy-0": [message(2), message(4)]}, {"attempts": [0]}, 2),
+    ],
+)
+def test_the_first_failure_of_the_last_failed_attempt_is_explained(
+    tmp_path: Path, logs: dict[str, list[str]], times: dict[str, Sequence[float]], explained: int
+) -> None:
+    assert requested_gib(read_evidence(write_run(tmp_path, logs, **times))) == explained
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
@@ -93,10 +92,7 @@ def test_a_time_mark_is_read_as_it_was_written(time: datetime) -> None:
     assert marked_time(time_mark(time, "policy-0 begins")) == pytest.approx(time.timestamp(), abs=1e-6)
 
 
-@given(
-    st.lists(st.floats(0, 1000), max_size=8),
-    st.lists(st.none() | st.floats(0, 1000), max_size=12),
-)
+@given(st.lists(st.floats(0, 1000), max_size=8), st.lists(st.none() | st.floats(0, 1000), max_size=12))
 def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: list[float | None]) -> None:
     failures = [
         Failure(FailureKind.DRIVER, step=number, clock=None if time is None else ("epoch", time))
@@ -110,8 +106,6 @@ def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: lis
         assert max(failure.clock[1] for failure in chosen if failure.clock) == max(known)
 
 
-# --- two messages of an engine about one failure ---
-
 CUMEM = "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163"
 WAKING = [
     "Traceback (most recent call last):",
@@ -121,7 +115,7 @@ WAKING = [
 ]
 
 
-def test_a_raised_error_takes_precedence_over_cumem_output(tmp_path: Path) -> None:
+def test_of_two_messages_of_an_engine_the_raised_error_counts(tmp_path: Path) -> None:
     begun, failed_at = time_mark(at(1), "rollout-0 begins"), time_mark(at(60), "rollout-0 failed")
     run = write_run(tmp_path, {"rollout-0": [begun, CUMEM, failed_at, *WAKING]}, attempts=[0])
     failure = read_evidence(run).failure
@@ -137,25 +131,21 @@ def test_cumem_output_is_explained_if_the_engine_raises_nothing(tmp_path: Path) 
     assert (failure.kind, failure.text) == (FailureKind.ENGINE_WAKE, CUMEM)
 
 
-# --- what a process wrote down itself ---
+# --- snapshots that a failing process wrote ---
 
 
-def write_snapshot(run: Path, snapshot: OomSnapshot) -> None:
-    (run / "oom").mkdir(exist_ok=True)
-    path = run / "oom" / f"{snapshot.role}-{snapshot.rank}-step{snapshot.step}.json"
-    path.write_text(snapshot.model_dump_json(indent=1))
+def run_with_snapshot(directory: Path, logs: dict[str, list[str]], **changes: Any) -> CollectedEvidence:
+    run = write_run(directory, logs)
+    (run / "oom").mkdir()
+    (run / "oom" / "policy-1-step7.json").write_text(oom_snapshot(**changes).model_dump_json(indent=1))
+    return read_evidence(run)
 
 
 def test_a_snapshot_alone_is_a_failure_with_all_its_numbers(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {}, attempts=[0, 100])
-    write_snapshot(run, oom_snapshot())
-    failure = read_evidence(run).failure
+    failure = run_with_snapshot(tmp_path, {}).failure
     assert failure is not None
-    assert (failure.role, failure.rank, failure.step, failure.phase, failure.micro_batch) == (
-        *("policy", 1, 7),
-        *("update", 3),
-    )
-    assert failure.activity is Activity.OPTIMIZER
+    assert (failure.role, failure.rank, failure.step, failure.phase) == ("policy", 1, 7, "update")
+    assert (failure.micro_batch, failure.activity) == (3, Activity.OPTIMIZER)
     assert failure.device == DeviceMemory(
         4 * GIB + 3 * MIB,
         gpu=0,
@@ -168,9 +158,7 @@ def test_a_snapshot_alone_is_a_failure_with_all_its_numbers(tmp_path: Path) -> N
 
 
 def test_a_snapshot_and_the_message_of_the_same_failure_are_one(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-1": [MESSAGE.format(requested=4)]}, attempts=[0, 100])
-    write_snapshot(run, oom_snapshot())
-    evidence = read_evidence(run)
+    evidence = run_with_snapshot(tmp_path, {"policy-1": [message(4)]})
     failure = evidence.failure
     assert evidence.failures == 1
     assert failure is not None
@@ -181,15 +169,13 @@ def test_a_snapshot_and_the_message_of_the_same_failure_are_one(tmp_path: Path) 
 
 
 def test_a_snapshot_of_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-1": failed(150, 2)}, attempts=[0, 100])
-    write_snapshot(run, oom_snapshot(time=BEGUN + 50))
-    assert requested_gib(read_evidence(run)) == 2
+    assert requested_gib(run_with_snapshot(tmp_path, {"policy-1": failed(150, 2)}, time=BEGUN + 50)) == 2
 
 
 def test_another_failure_is_not_joined_to_a_snapshot() -> None:
     snapshot = oom_snapshot().failure("oom")
-    message = Failure(FailureKind.ALLOCATOR, device=DeviceMemory(2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB))
-    assert without_duplicates([message], [snapshot]) == [message, snapshot]
+    other = Failure(FailureKind.ALLOCATOR, device=DeviceMemory(2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB))
+    assert without_duplicates([other], [snapshot]) == [other, snapshot]
 
 
 @pytest.mark.parametrize("text", ["{}", '{"kind": "out_of_memory"}', '{"kind": "out_of_memory", "time": "x"', "[]"])
@@ -199,27 +185,21 @@ def test_a_damaged_snapshot_is_no_evidence_and_no_error(tmp_path: Path, text: st
     assert read_evidence(tmp_path).failure is None
 
 
-# --- what memory was before ---
+# --- memory before the failure ---
 
 
-def memory_log(run: Path, samples: list[dict[str, Any]]) -> None:
-    (run / "memory").mkdir(exist_ok=True)
-    (run / "memory" / "policy-0.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
-
-
-def sample(seconds: float, phase: str, allocated: int, **more: int) -> dict[str, Any]:
+def sample(seconds: float, phase: str, allocated: int) -> dict[str, Any]:
     own = {"time": BEGUN + seconds, "step": 1, "phase": phase, "allocated": allocated, "reserved": allocated}
-    return own | {"device_total": 80 * GIB} | more
+    return own | {"device_total": 80 * GIB}
 
 
-def test_samples_are_of_the_process_that_failed_up_to_its_failure(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {"policy-0": failed(50, 2)}, attempts=[0, 100])
-    memory_log(run, [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3), sample(140, "update", 4)])
-    (series,) = read_evidence(run).series
-    assert [one.allocated_bytes for one in series.samples] == [1, 2]
-
-
-def test_without_a_failure_time_the_last_process_counts(tmp_path: Path) -> None:
-    memory_log(tmp_path, [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3)])
-    (series,) = read_evidence(tmp_path).series
-    assert [one.allocated_bytes for one in series.samples] == [3]
+@pytest.mark.parametrize(("logs", "expected"), [({"policy-0": failed(50, 2)}, [1, 2]), ({}, [3, 4])])
+def test_samples_are_of_the_process_that_failed_or_the_last_one(
+    tmp_path: Path, logs: dict[str, list[str]], expected: list[int]
+) -> None:
+    run = write_run(tmp_path, logs)
+    (run / "memory").mkdir()
+    samples = [sample(1, "load", 1), sample(40, "update", 2), sample(101, "load", 3), sample(140, "update", 4)]
+    (run / "memory" / "policy-0.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in samples))
+    [series] = read_evidence(run).series
+    assert [one.allocated_bytes for one in series.samples] == expected

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import random
-import tracemalloc
-from io import BufferedReader, BytesIO, RawIOBase
-from pathlib import Path
-from typing import Any, cast
+import json
+import re
+from io import BytesIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_memory.diagnosis import diagnose
-from rljob_memory.evidence import CollectedEvidence, FailureKind
-from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.log_reader import LogReader
-from rljob_memory.sizes import GIB, MIB
-from tests.unit.memory.diagnosis.recorded import recorded_texts
+from rljob_memory.evidence import Failure
+from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence.allocator_message import parse_allocator_message, parse_request
+from rljob_memory.evidence.failure import DeviceMemory
+from rljob_memory.evidence.plain_lines import plain_lines
+from rljob_memory.sizes import GIB, MIB, size_bytes
+from tests.unit.memory.diagnosis.recorded import evidence_of, torch_message
 
-OUT_OF_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {requested} GiB. GPU 0 has a total capacity of "
-    "178.35 GiB of which 3.74 GiB is free. Including non-PyTorch memory, this process has 174.61 GiB memory in use. Of "
-    "the allocated memory 150.00 GiB is allocated by PyTorch, and 19.68 GiB is reserved by PyTorch but unallocated."
-)
+MESSAGE = torch_message(18.91, total=178.35, free=3.74, process=174.61, allocated=150, cached=19.68)
 CONSEQUENCES = [
     "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600 ms",
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
@@ -35,173 +30,200 @@ CONSEQUENCES = [
 ]
 
 
-def evidence_of(text: str | bytes) -> CollectedEvidence:
-    builder = EvidenceBuilder()
-    LogReader(builder).read(BytesIO(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text))
-    return builder.build()
-
-
-@given(st.binary(max_size=4_000))
-def test_any_bytes_are_read_without_an_error(noise: bytes) -> None:
-    diagnose(evidence_of(noise))
-
-
-@given(
-    st.lists(st.sampled_from([path.read_text(encoding="utf-8") for path in recorded_texts()]), min_size=1, max_size=4),
-    st.randoms(use_true_random=False),
-)
-def test_torn_and_shuffled_failures_are_read_without_an_error(texts: list[str], chance: random.Random) -> None:
-    lines = [line[: chance.randint(0, len(line) + 1)] for text in texts for line in text.splitlines()]
-    chance.shuffle(lines)
-    for diagnosis in diagnose(evidence_of("\n".join(lines))):
-        assert 0 < diagnosis.confidence <= 1
-
-
-@pytest.mark.parametrize("path", recorded_texts(), ids=lambda path: path.stem)
-def test_garbage_around_a_failure_does_not_change_its_diagnosis(path: Path) -> None:
-    text = path.read_bytes()
-    chance = random.Random(3)
-    garbage = b"".join(bytes(chance.choices(range(128, 256), k=200)) + b"\n" for _ in range(40))
-    progress = "Training: 37%|███▋      | 37/100 [00:12<00:20, 3.1it/s]\r\n".encode() * 50
-    expected = [diagnosis.as_dict() for diagnosis in diagnose(evidence_of(text))]
-    assert [
-        d.as_dict() for d in diagnose(evidence_of(garbage + progress + text + b"\n" + progress + garbage))
-    ] == expected
+def failure_in(text: str | bytes) -> Failure:
+    failure = evidence_of(text).failure
+    assert failure is not None
+    return failure
 
 
 @given(st.permutations(CONSEQUENCES), st.integers(0, len(CONSEQUENCES)))
 def test_consequences_are_ignored_at_any_position(consequences: list[str], before: int) -> None:
-    failure = OUT_OF_MEMORY.format(requested="18.91")
-    alone = evidence_of(failure)
-    among = evidence_of("\n".join([*consequences[:before], failure, *consequences[before:]]))
-    assert among.failure == alone.failure
+    among = evidence_of("\n".join([*consequences[:before], MESSAGE, *consequences[before:]]))
+    assert among.failure == failure_in(MESSAGE)
     assert among.failures == 1
     assert sum(among.secondary.values()) == len(CONSEQUENCES)
 
 
-def test_consequences_alone_are_no_failure_of_memory() -> None:
-    assert diagnose(evidence_of("\n".join(CONSEQUENCES))) == []
-
-
-def test_with_timestamps_the_earliest_rank_counts() -> None:
-    late = f"2026-05-01 10:00:09,120 [rank1]: {OUT_OF_MEMORY.format(requested='2.00')}"
-    early = f"2026-05-01 10:00:07,800 [rank0]: {OUT_OF_MEMORY.format(requested='18.91')}"
-    failure = evidence_of(f"{late}\n{early}\n").failure
-    assert failure is not None
-    assert failure.rank == 0
-
-
-def test_without_timestamps_the_first_in_the_log_counts() -> None:
-    first, second = (f"[rank{rank}]: {OUT_OF_MEMORY.format(requested='2.00')}" for rank in (5, 0))
-    failure = evidence_of(f"{first}\n{second}\n").failure
-    assert failure is not None
-    assert failure.rank == 5
-
-
 def test_interleaved_tracebacks_are_separated_by_process() -> None:
-    policy = [
-        '  File "/x/torch/optim/adamw.py", line 606, in _multi_tensor_adamw',
-        "    exp_avg_sq_sqrt = torch._foreach_sqrt(x)",
+    log = [
+        '(PolicyActor pid=11)   File "/x/torch/optim/adamw.py", line 606, in _multi_tensor_adamw',
+        '(RolloutActor pid=22)   File "/x/vllm/v1/engine/core.py", line 1, in generate',
+        "(PolicyActor pid=11)     exp_avg_sq_sqrt = torch._foreach_sqrt(x)",
+        "(RolloutActor pid=22)     return self.step()",
+        f"(PolicyActor pid=11) {MESSAGE}",
     ]
-    engine = ['  File "/x/vllm/v1/engine/core.py", line 1, in generate', "    return self.step()"]
-    lines = [
-        f"(PolicyActor pid=11) {policy[0]}",
-        f"(RolloutActor pid=22) {engine[0]}",
-        f"(PolicyActor pid=11) {policy[1]}",
-        f"(RolloutActor pid=22) {engine[1]}",
-        f"(PolicyActor pid=11) {OUT_OF_MEMORY.format(requested='60.00')}",
-    ]
-    failure = evidence_of("\n".join(lines)).failure
-    assert failure is not None
-    assert failure.activity is not None
-    assert failure.activity.name == "OPTIMIZER"
-
-
-def test_a_message_wrapped_within_a_word_is_read_whole() -> None:
-    head, tail = OUT_OF_MEMORY.format(requested="18.91")[:190], OUT_OF_MEMORY.format(requested="18.91")[190:]
-    failure = evidence_of(f"[rank4]: {head}\n{tail}\n").failure
-    assert failure is not None
-    assert failure.rank == 4
-    assert failure.device is not None
-    assert failure.device.allocated_bytes == 150 * GIB
+    assert failure_in("\n".join(log)).activity is Activity.OPTIMIZER
 
 
 def test_a_traceback_that_the_program_survived_is_ignored() -> None:
     survived = '  File "/x/torch/optim/adamw.py", line 1, in step\n    self._init_group()\nValueError: no\n'
-    failure = evidence_of(survived + "step 1 reward 0.5\n" * 2_000 + OUT_OF_MEMORY.format(requested="2.00")).failure
-    assert failure is not None
-    assert failure.activity is None
-
-
-def test_colours_do_not_hide_a_failure() -> None:
-    text = (
-        "\x1b[36m(EngineCore pid=1)\x1b[0m \x1b[31mERROR\x1b[0m RuntimeError: "
-        "CUDA \x1b[1mError: out of memory at /csrc/cumem_allocator.cpp:139\x1b[0m"
-    )
-    failure = evidence_of(text).failure
-    assert failure is not None
-    assert failure.kind is FailureKind.ENGINE_WAKE
-
-
-def test_a_warning_that_torch_recovers_from_is_no_failure() -> None:
-    warning = "expandable_segments: memory mapping failed with OOM on device 0 while trying to map 20971520 bytes"
-    assert evidence_of(warning).failure is None
-
-
-def test_the_engines_report_of_its_sleep_is_kept() -> None:
-    engine = evidence_of(
-        "INFO [gpu_worker.py:115] Sleep mode freed 0.00 GiB memory, 63.15 GiB memory is still in use."
-    ).engine
-    assert (engine.asleep, engine.freed_bytes, engine.still_in_use_bytes) == (True, 0, round(63.15 * GIB))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[WorkerDict] After update_actor, memory allocated (GB): 3.75, memory reserved (GB): 40.25, device used: 45",
-        "[INFO] [utils.py:782:see_memory_usage] MA 3.75 GB         Max_MA 46.18 GB         CA 40.25 GB",
-        "step 4 allocated: 3.75 GiB, reserved: 40.25 GiB",
-    ],
-)
-def test_memory_that_trainers_log_becomes_a_series(line: str) -> None:
-    (series,) = evidence_of(line).series
-    assert (series.samples[0].allocated_bytes, series.samples[0].reserved_bytes) == (3.75 * GIB, 40.25 * GIB)
-
-
-class _LongLog(RawIOBase):
-    """`size` bytes of ordinary lines with one failure at the end, generated piecewise."""
-
-    def __init__(self, size: int) -> None:
-        self._block = b"(WorkerDict pid=7) step:12 - actor/loss:0.013 - reward/mean:0.51 tokens 1024 it/s\n" * 800
-        self._blocks = size // len(self._block)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray, /) -> int:  # type: ignore[override]
-        if self._blocks < 0:
-            return 0
-        text = self._block if self._blocks else OUT_OF_MEMORY.format(requested="18.91").encode()
-        self._blocks -= 1
-        buffer[: len(text)] = text
-        return len(text)
-
-
-def test_a_long_log_takes_no_more_memory_than_a_short_one() -> None:
-    builder = EvidenceBuilder()
-    # The bound leaves room for what other threads of this process allocate meanwhile.
-    stream = BufferedReader(cast(Any, _LongLog(2 * MIB)), buffer_size=1 << 17)
-    tracemalloc.start()
-    LogReader(builder).read(stream)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert builder.build().failure is not None
-    assert peak_bytes < MIB
+    assert failure_in(survived + "step 1 reward 0.5\n" * 2_000 + MESSAGE).activity is None
 
 
 def test_a_file_without_line_ends_is_read_in_pieces() -> None:
-    text = b"x" * (3 << 20) + OUT_OF_MEMORY.format(requested="18.91").encode() + b"y" * (1 << 20)
-    failure = evidence_of(text).failure
-    assert failure is not None
+    failure = failure_in(b"x" * (3 << 20) + MESSAGE.encode() + b"y" * (1 << 20))
     assert failure.device is not None
     assert failure.device.requested_bytes == round(18.91 * GIB)
+
+
+# --- lines as a program printed them, out of JSON, HTML, escapes and terminals that broke them ---
+
+FRAME = '  File "/env/site-packages/torch/optim/adamw.py", line 606, in _multi_tensor_adamw'
+REPEATED = json.dumps(f"Traceback (most recent call last):\n{FRAME}\n    func(\nValueError: x")
+
+
+def lines_of(text: str) -> list[str]:
+    return [line.decode().rstrip("\r\n") for line in plain_lines(BytesIO(text.encode()))]
+
+
+@pytest.mark.parametrize(
+    ("printed", "lines"),
+    [
+        (
+            json.dumps({"time": "2026-03-04T10:11:12Z", "level": "ERROR", "message": "first\nsecond"}),
+            ["2026-03-04T10:11:12Z first", "2026-03-04T10:11:12Z second"],
+        ),
+        (r'{"level": "ERROR", "message": "CUDA out of memory \ud83d"}', [r"CUDA out of memory \ud83d"]),
+        (REPEATED, ['"Traceback (most recent call last):', FRAME, "    func(", 'ValueError: x"']),
+        (
+            '<span class="err">File &quot;/a.py&quot;, line 3, in step</span><br>',
+            ['File "/a.py", line 3, in step'],
+        ),
+        # frames in one line, with their code
+        (
+            'Traceback: File "/a.py", line 1, in main run() File "/b.py", line 2, in step opt.step() RuntimeError: no',
+            [
+                *("Traceback: ", '  File "/a.py", line 1, in main', "    run() "),
+                *('  File "/b.py", line 2, in step', "    opt.step()", "RuntimeError: no"),
+            ],
+        ),
+    ],
+)
+def test_lines_are_those_of_the_program(printed: str, lines: list[str]) -> None:
+    assert lines_of(printed) == lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1\n  indented\ta < b && c > d\r\nno end",
+        "cell <torch.Tensor> at <module>",
+        r"C:\new\nets\train.py and C:\new\notes",
+        '  File "/env/lib/pyth\nstep 3\nstep 4\nstep 5',
+        # JSON whose fields are the content
+        '{"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "x"}}}',
+        '{"event": "step", "step": 3, "allocated_gb": 12.3}',
+        '{"message": ["a", "list"]}',
+        '{"message": "torn',
+    ],
+)
+def test_other_lines_are_left_as_they_are(text: str) -> None:
+    assert b"".join(plain_lines(BytesIO(text.encode()))) == text.encode()
+
+
+@pytest.mark.parametrize("width", range(12, FRAME.index("in _"), 5))
+def test_a_broken_frame_is_one_line(width: int) -> None:
+    first, *rest = lines_of(f"{FRAME[:width].rstrip()}\n{FRAME[width:]}\n    func(")
+    assert "".join(first.split()) == "".join(FRAME.split())
+    assert rest == ["    func("]
+
+
+# --- torch's message in numbers ---
+
+SIZES = st.one_of(
+    st.integers(0, 1023).map(lambda count: f"{count} bytes"),
+    st.tuples(st.decimals(1, 1023, places=2), st.sampled_from(["KiB", "MiB", "GiB"])).map(lambda s: f"{s[0]} {s[1]}"),
+)
+OPTIONAL_SIZES = st.none() | SIZES.filter(lambda size: size != "0 bytes")
+HINT = " If reserved but unallocated memory is large try setting "
+HINTS = ["", f"{HINT}max_split_size_mb to avoid fragmentation.", f"{HINT}PYTORCH_ALLOC_CONF=expandable_segments:True."]
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[str, dict[str, str | None]]:
+    """A message in the format of torch 2.2 to 2.15, and its sizes by name."""
+    sizes: dict[str, str | None] = {name: draw(SIZES) for name in ("requested", "total", "free", "allocated", "cached")}
+    sizes |= {name: draw(OPTIONAL_SIZES) for name in ("process", "allowed", "private_pool")}
+    others = draw(st.lists(st.tuples(st.integers(1, 10**7), SIZES), max_size=4)) if sizes["process"] else []
+    processes = [f"Process {pid} has {used} memory in use. " for pid, used in others]
+    if sizes["process"]:
+        own = f"Including non-PyTorch memory, this process has {sizes['process']} memory in use. "
+        processes.insert(draw(st.integers(0, len(others))), own)
+    allowed = f"{sizes['allowed']} allowed; " if sizes["allowed"] else ""
+    pools = f"with {sizes['private_pool']} allocated in private pools (e.g., CUDA Graphs), "
+    text = (
+        f"{draw(st.sampled_from(['CUDA', 'HIP']))} out of memory. Tried to allocate {sizes['requested']}. "
+        f"GPU {draw(st.integers(0, 15))} has a total capacity of {sizes['total']} of which {sizes['free']} is free. "
+        f"{''.join(processes)}{allowed}Of the allocated memory {sizes['allocated']} is allocated by PyTorch, "
+        f"{pools if sizes['private_pool'] else ''}and {sizes['cached']} is reserved by PyTorch but unallocated."
+    )
+    return text + draw(st.sampled_from(HINTS)), sizes
+
+
+def read(text: str) -> DeviceMemory:
+    device = parse_allocator_message(text)
+    assert device is not None
+    return device
+
+
+@given(messages(), st.integers(20, 120))
+def test_every_number_of_a_message_is_read_back(message: tuple[str, dict[str, str | None]], width: int) -> None:
+    text, sizes = message
+    device = read(f"torch.OutOfMemoryError: {text}")
+    assert {name: getattr(device, f"{name}_bytes") for name in sizes} == {
+        name: size_bytes(size) if size else None for name, size in sizes.items()
+    }
+    assert read(re.sub(rf"(.{{{width}}}\S*) ", r"\1 \n", text)) == device, "also broken over lines"
+
+
+def test_the_wording_of_torch_1_is_read() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 240.00 MiB (GPU 1; 14.76 GiB total capacity; 13.54 GiB already "
+        "allocated; 73.75 MiB free; 13.63 GiB reserved in total by PyTorch)"
+    )
+    assert (device.gpu, device.requested_bytes, device.free_bytes) == (1, 240 * MIB, round(73.75 * MIB))
+    assert device.cached_bytes == pytest.approx(0.09 * GIB, abs=MIB)
+
+
+def test_in_a_pod_the_own_process_is_found_by_its_size_not_its_pid() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 42.19 MiB "
+        "is free. Process 21219 has 284.00 MiB memory in use. Process 21222 has 3.40 GiB memory in use. Process 21216 "
+        "has 10.77 GiB memory in use. Of the allocated memory 10.59 GiB is allocated by PyTorch, and 42.18 MiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    assert device.process_bytes == round(10.77 * GIB)
+    assert [process.pid for process in device.others] == [21219, 21222]
+
+
+def test_an_impossible_number_counts_as_unknown() -> None:
+    device = read(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is "
+        "free. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated "
+        "memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+    )
+    assert device.process_bytes is None
+    assert device.foreign_bytes == pytest.approx(7.11 * GIB, rel=0.01)
+
+
+def test_a_truncated_message_still_gives_the_request() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capa"
+    assert parse_allocator_message(text) is None
+    device = parse_request(text)
+    assert device is not None
+    assert (device.requested_bytes, device.total_bytes) == (130 * MIB, None)
+
+
+@given(st.text())
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    parse_allocator_message(text)
+    parse_allocator_message(f"CUDA out of memory. Tried to allocate {text}")
+    parse_request(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16G", 16 * GIB), ("1,024 MiB", GIB), ("1.2.3 GB", None), ("12 ZiB", None), ("9" * 15 + " GiB", None)],
+)
+def test_a_size_of_another_form_has_no_bytes(text: str, size: int | None) -> None:
+    assert size_bytes(text) == size

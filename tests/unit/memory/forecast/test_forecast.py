@@ -1,15 +1,15 @@
-"""Early warnings: growth that is detected in time, and memory use without a warning."""
+"""Samples of memory, and early warnings: growth that is detected in time, and memory use without a warning."""
 
 from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -22,8 +22,6 @@ from rljob_memory.sizes import GIB, MIB
 from rljob_memory.trend import kendall_tau, ongoing_growth, theil_sen_slope
 
 CARD = 80 * GIB
-
-
 PLAIN = MemorySample(
     allocated_bytes=10 * GIB,
     reserved_bytes=11 * GIB,
@@ -38,8 +36,22 @@ PLAIN = MemorySample(
     shared_memory_bytes=16 * GIB,
 )
 """A policy of 10 GiB that needs 30 more in the update, on a card whose engine sleeps in 10."""
-
 Memory = partial(replace, PLAIN)
+ON_A_CPU = Memory(
+    **{f"{name}_bytes": 0 for name in ("allocated", "reserved", "peak_allocated", "peak_reserved")},
+    device_free_bytes=0,
+    device_total_bytes=0,
+)
+
+
+def leaking(grown: int) -> MemorySample:
+    """After tensors have grown by so many bytes."""
+    return Memory(
+        allocated_bytes=10 * GIB + grown,
+        reserved_bytes=11 * GIB + grown,
+        peak_allocated_bytes=40 * GIB + grown,
+        device_free_bytes=59 * GIB - grown,
+    )
 
 
 def warned(
@@ -52,8 +64,8 @@ def warned(
         yield forecast.pressure()
 
 
-def first_warning(said: Iterable[MemoryPressure | None]) -> tuple[int, MemoryPressure]:
-    return next((step, pressure) for step, pressure in enumerate(said, start=1) if pressure is not None)
+def first_warning(steps: Iterable[MemorySample]) -> tuple[int, MemoryPressure]:
+    return next((step, pressure) for step, pressure in enumerate(warned(steps), start=1) if pressure is not None)
 
 
 # --- what is seen in time ---
@@ -61,16 +73,7 @@ def first_warning(said: Iterable[MemoryPressure | None]) -> tuple[int, MemoryPre
 
 def test_retained_tensors_are_detected_with_the_steps_left() -> None:
     leak = 512 * MIB
-
-    def at(step: int) -> MemorySample:
-        return Memory(
-            allocated_bytes=10 * GIB + step * leak,
-            reserved_bytes=11 * GIB + step * leak,
-            peak_allocated_bytes=40 * GIB + step * leak,
-            device_free_bytes=59 * GIB - step * leak,
-        )
-
-    step, pressure = first_warning(warned(at(step) for step in range(1, 40)))
+    step, pressure = first_warning(leaking(step * leak) for step in range(1, 40))
     assert step <= 8
     assert pressure.diagnosis.class_name == "RetainedGraph"
     runs_out = next(s for s in range(1, 200) if 10 * GIB + 40 * GIB + s * leak > CARD)
@@ -82,15 +85,12 @@ def test_a_retained_cache_is_detected_by_the_memory_left_to_the_engine() -> None
     """Reserved memory as published for Trinity-RFT 541: 30.1, 34.0 and 38.2 GiB in steps 1, 5 and 9."""
     forecast = Forecast()
     for step in range(1, 13):
-        cache = step * GIB
-        policy = Memory(
-            reserved_bytes=29 * GIB + cache, peak_reserved_bytes=42 * GIB, device_free_bytes=51 * GIB - cache
-        )
+        policy = Memory(reserved_bytes=(29 + step) * GIB, device_free_bytes=(51 - step) * GIB)
         engine = Memory(
             allocated_bytes=40 * GIB,
             reserved_bytes=40 * GIB,
             peak_reserved_bytes=40 * GIB,
-            device_free_bytes=14 * GIB - cache,
+            device_free_bytes=(14 - step) * GIB,
         )
         forecast.observe(step, {"policy-0": {"update": policy}, "rollout-0": {"rollout": engine}})
         if pressure := forecast.pressure():
@@ -100,60 +100,46 @@ def test_a_retained_cache_is_detected_by_the_memory_left_to_the_engine() -> None
     assert pressure.steps_left == 14 - step, "the engine's room counts, not the policy's own"
 
 
-def test_a_cache_that_cannot_be_released_is_fragmentation() -> None:
-    said = warned(
-        Memory(
-            reserved_bytes=(15 + step) * GIB, inactive_split_bytes=(4 + step) * GIB, device_free_bytes=(55 - step) * GIB
-        )
-        for step in range(20)
-    )
-    assert first_warning(said)[1].diagnosis.class_name == "Fragmentation"
+@pytest.mark.parametrize(
+    ("steps", "class_name", "runs_out"),
+    [
+        (
+            [
+                Memory(
+                    reserved_bytes=(15 + n) * GIB, inactive_split_bytes=(4 + n) * GIB, device_free_bytes=(55 - n) * GIB
+                )
+                for n in range(20)
+            ],
+            "Fragmentation",
+            None,
+        ),
+        # on a CPU too
+        ([replace(ON_A_CPU, host_used_bytes=(20 + 3 * n) * GIB) for n in range(12)], "HostMemory", None),
+        ([replace(ON_A_CPU, shared_memory_used_bytes=n * GIB) for n in range(12)], "SharedMemory", 17),
+    ],
+)
+def test_growth_has_its_cause(steps: list[MemorySample], class_name: str, runs_out: int | None) -> None:
+    step, pressure = first_warning(steps)
+    assert pressure.diagnosis.class_name == class_name
+    assert runs_out is None or step + pressure.steps_left == pytest.approx(runs_out, abs=1)
 
 
 def test_growing_peaks_are_fragmentation_more_surely_after_retries() -> None:
-    def at(step: int, retries: int) -> MemorySample:
-        return Memory(peak_reserved_bytes=42 * GIB + step * GIB, alloc_retries=retries)
-
-    calm = first_warning(warned(at(step, 0) for step in range(12)))[1]
-    pressed = first_warning(warned(at(step, step) for step in range(12)))[1]
+    calm, pressed = (
+        first_warning(Memory(peak_reserved_bytes=(42 + n) * GIB, alloc_retries=n * retries) for n in range(12))[1]
+        for retries in (0, 1)
+    )
     assert calm.diagnosis.class_name == pressed.diagnosis.class_name == "Fragmentation"
     assert pressed.diagnosis.confidence > calm.diagnosis.confidence
 
 
-def test_host_memory_and_shared_memory_are_watched_on_a_cpu_too() -> None:
-    no_gpu = Memory(
-        allocated_bytes=0,
-        reserved_bytes=0,
-        peak_allocated_bytes=0,
-        peak_reserved_bytes=0,
-        device_free_bytes=0,
-        device_total_bytes=0,
-    )
-    host = warned(replace(no_gpu, host_used_bytes=(20 + 3 * step) * GIB) for step in range(12))
-    assert first_warning(host)[1].diagnosis.class_name == "HostMemory"
-    shared = warned(replace(no_gpu, shared_memory_used_bytes=step * GIB) for step in range(12))
-    step, pressure = first_warning(shared)
-    assert pressure.diagnosis.class_name == "SharedMemory"
-    assert step + pressure.steps_left == pytest.approx(17, abs=1)
-
-
 @given(st.integers(80, 4000), st.integers(0, 2**32))
 def test_a_leak_with_noise_of_a_tenth_is_detected_before_it_kills(leak_mib: int, seed: int) -> None:
-    noise = random.Random(seed)
-    leak = leak_mib * MIB
+    noise, leak = random.Random(seed), leak_mib * MIB
     dies_at = 30 * GIB // leak
     assume(dies_at >= 12)
-    samples = [
-        Memory(
-            allocated_bytes=10 * GIB + grown,
-            reserved_bytes=11 * GIB + grown,
-            peak_allocated_bytes=40 * GIB + grown,
-            device_free_bytes=59 * GIB - grown,
-        )
-        for step in range(1, dies_at)
-        for grown in [step * leak + noise.randint(-leak // 10, leak // 10)]
-    ]
-    step, pressure = first_warning(warned(samples))
+    grown = [step * leak + noise.randint(-leak // 10, leak // 10) for step in range(1, dies_at)]
+    step, pressure = first_warning(map(leaking, grown))
     assert step < dies_at
     assert pressure.diagnosis.class_name == "RetainedGraph"
 
@@ -183,11 +169,12 @@ def test_noise_gives_no_warning(seed: int, width: int) -> None:
 @given(st.lists(st.integers(0, 4 * GIB), min_size=2, max_size=2))
 def test_one_time_allocations_of_the_first_steps_give_no_warning(jumps: list[int]) -> None:
     grown = [0, jumps[0], sum(jumps)] + [sum(jumps)] * 30
-    samples = [
-        Memory(allocated_bytes=10 * GIB + more, reserved_bytes=20 * GIB + more, device_free_bytes=50 * GIB - more)
-        for more in grown
-    ]
-    assert not any(warned(samples))
+    assert not any(
+        warned(
+            Memory(allocated_bytes=10 * GIB + more, reserved_bytes=20 * GIB + more, device_free_bytes=50 * GIB - more)
+            for more in grown
+        )
+    )
 
 
 def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
@@ -195,16 +182,8 @@ def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
     noise = random.Random(7)
     false_alarms = 0
     for _ in range(200):
-        largest, samples = 0, []
-        for _step in range(60):
-            largest = max(largest, noise.randint(0, 8 * GIB))
-            samples.append(
-                Memory(
-                    reserved_bytes=12 * GIB + largest,
-                    peak_reserved_bytes=42 * GIB,
-                    device_free_bytes=58 * GIB - largest,
-                )
-            )
+        cache = accumulate((noise.randint(0, 8 * GIB) for _ in range(60)), max)
+        samples = [Memory(reserved_bytes=12 * GIB + held, device_free_bytes=58 * GIB - held) for held in cache]
         false_alarms += any(warned(samples))
     assert false_alarms <= 4, f"{false_alarms} of 200 jobs that were never in danger"
 
@@ -212,19 +191,11 @@ def test_a_cache_that_settles_gives_warnings_only_while_it_grows() -> None:
 def test_a_recorded_successful_run_gives_no_warning() -> None:
     """examples/digits.yaml on a CPU: 60 steps, on a machine shared with other programs."""
     forecast = Forecast(steps=60)
-    nothing = Memory(
-        allocated_bytes=0,
-        reserved_bytes=0,
-        peak_allocated_bytes=0,
-        peak_reserved_bytes=0,
-        device_free_bytes=0,
-        device_total_bytes=0,
-    )
     for line in (Path(__file__).parent / "digits_on_cpu.jsonl").read_text().splitlines():
         recorded = json.loads(line)
         samples = {
             actor: {
-                phase: replace(nothing, **{current_name(name): size for name, size in sizes.items()})
+                phase: replace(ON_A_CPU, **{current_name(name): size for name, size in sizes.items()})
                 for phase, sizes in phases.items()
             }
             for actor, phases in recorded["samples"].items()
@@ -233,34 +204,28 @@ def test_a_recorded_successful_run_gives_no_warning() -> None:
         assert forecast.pressure() is None
 
 
+SLOW = [Memory(allocated_bytes=10 * GIB + step * 100 * MIB) for step in range(60)]
+
+
 def test_growth_beyond_the_end_of_the_job_gives_no_warning() -> None:
-    slow = [Memory(allocated_bytes=10 * GIB + step * 100 * MIB, device_free_bytes=59 * GIB) for step in range(60)]
-    assert any(warned(slow))
-    assert not any(warned(slow, total=70))
+    assert any(warned(SLOW))
+    assert not any(warned(SLOW, total=70))
 
 
 def test_the_projection_covers_at_most_ten_times_the_observed_steps() -> None:
-    slow = [Memory(shared_memory_used_bytes=step * 20 * MIB) for step in range(20)]
-    assert not any(warned(slow)), "800 steps away"
+    assert not any(warned(Memory(shared_memory_used_bytes=step * 20 * MIB) for step in range(20))), "800 steps away"
 
 
 def test_a_sleeping_engine_has_released_its_memory() -> None:
     """torch still counts memory that a sleeping engine has released as reserved."""
-    said = warned(
-        (
-            Memory(reserved_bytes=(20 + step) * GIB, asleep_bytes=(9 + step) * GIB, device_free_bytes=59 * GIB)
-            for step in range(20)
-        ),
-        phase="rollout",
-    )
-    assert not any(said)
+    asleep = [Memory(reserved_bytes=(20 + step) * GIB, asleep_bytes=(9 + step) * GIB) for step in range(20)]
+    assert not any(warned(asleep, phase="rollout"))
 
 
 def test_a_new_plan_starts_a_new_series() -> None:
     forecast = Forecast()
-    rising_samples = [Memory(shared_memory_used_bytes=step * GIB) for step in range(1, 12)]
-    for step, sample in enumerate(rising_samples, start=1):
-        forecast.observe(step, {"policy-0": {"update": sample}})
+    for step in range(1, 12):
+        forecast.observe(step, {"policy-0": {"update": Memory(shared_memory_used_bytes=step * GIB)}})
     assert forecast.pressure() is not None
     forecast.forget()
     assert forecast.pressure() is None
@@ -279,25 +244,13 @@ def kept_by_the_engine(*, engines_sleep: bool) -> MemoryPressure | None:
 
 
 def test_memory_that_a_sleeping_engine_keeps_is_attributed_to_it() -> None:
+    assert kept_by_the_engine(engines_sleep=False) is None
     pressure = kept_by_the_engine(engines_sleep=True)
     assert pressure is not None
     assert (pressure.diagnosis.class_name, pressure.role, pressure.rank) == ("EngineNotAsleep", "rollout", 0)
     assert "2.00 GiB per step" in pressure.diagnosis.message
     assert pressure.steps_left == (59 - 24 + 11 - 42) // 2, "the peak of the update has to fit"
     assert worth_preventing(pressure)
-
-
-def test_memory_beside_an_engine_that_is_awake_is_not_attributed() -> None:
-    assert kept_by_the_engine(engines_sleep=False) is None
-
-
-# --- what is worth a change of the plan ---
-
-
-def pressure_of(class_name: str, confidence: float, steps_left: int) -> MemoryPressure:
-    _, found = first_warning(warned(Memory(shared_memory_used_bytes=step * GIB) for step in range(9)))
-    diagnosis = found.diagnosis.model_copy(update={"class_name": class_name, "confidence": confidence})
-    return found.model_copy(update={"diagnosis": diagnosis, "steps_left": steps_left})
 
 
 @pytest.mark.parametrize(
@@ -312,7 +265,10 @@ def pressure_of(class_name: str, confidence: float, steps_left: int) -> MemoryPr
 def test_the_plan_is_changed_early_only_live_and_with_high_confidence(
     class_name: str, confidence: float, steps_left: int, worth: bool
 ) -> None:
-    assert worth_preventing(pressure_of(class_name, confidence, steps_left)) is worth
+    found = first_warning(Memory(shared_memory_used_bytes=step * GIB) for step in range(9))[1]
+    diagnosis = found.diagnosis.model_copy(update={"class_name": class_name, "confidence": confidence})
+    pressure = found.model_copy(update={"diagnosis": diagnosis, "steps_left": steps_left})
+    assert worth_preventing(pressure) is worth
 
 
 # --- the trend ---
@@ -347,14 +303,66 @@ def test_detected_growth_is_positive_and_at_least_the_threshold(values: list[int
         assert sum(later > earlier for earlier, later in pairwise(values)) >= 1
 
 
-def test_a_forecast_for_eight_gpus_is_fast() -> None:
-    forecast = Forecast()
-    for step in range(40):
-        sample = Memory(allocated_bytes=10 * GIB + step * MIB)
-        forecast.observe(
-            step, {f"{role}-{rank}": {"update": sample} for rank in range(8) for role in ("policy", "rollout")}
-        )
-    begun = time.thread_time()
-    for _ in range(10):
-        forecast.pressure()
-    assert (time.thread_time() - begun) / 10 < 0.02
+# --- a sample, and its line in a log ---
+
+samples = st.builds(
+    MemorySample,
+    time=st.none() | st.floats(0, 1e10),
+    began=st.none() | st.floats(0, 1e10),
+    step=st.none() | st.integers(0, 99),
+    phase=st.none() | st.sampled_from(["load", "update"]),
+    micro_batch=st.none() | st.integers(0, 99),
+    **{field.name: st.integers(0, 1 << 40) for field in fields(MemorySample) if field.type == "int"},
+)
+
+
+@given(samples)
+def test_line_of_a_sample_is_read_as_it_was_written(sample: MemorySample) -> None:
+    assert MemorySample.from_line(json.loads(json.dumps(sample.as_line()))) == sample
+
+
+@pytest.mark.parametrize(
+    ("line", "sample"),
+    [
+        # short names of older logs
+        (
+            {"step": 3, "phase": "sync", "allocated": 1, "peak_reserved": 2, "shm_used": 3, "shm_size": 4, "rss": 5},
+            MemorySample(
+                step=3,
+                phase="sync",
+                allocated_bytes=1,
+                peak_reserved_bytes=2,
+                shared_memory_used_bytes=3,
+                shared_memory_bytes=4,
+                rss_bytes=5,
+            ),
+        ),
+        # values of another type are left out, but for the tensors
+        (
+            {"allocated_bytes": 1, "reserved_bytes": "2", "time": True, "phase": 7, "step": -1, "unknown": 3},
+            MemorySample(allocated_bytes=1),
+        ),
+        ({"step": 1}, None),
+        ({"allocated": -1}, None),
+        ({"allocated": True}, None),
+        ({"allocated": "1"}, None),
+    ],
+)
+def test_a_line_has_the_values_that_are_right(line: dict[str, Any], sample: MemorySample | None) -> None:
+    assert MemorySample.from_line(line) == sample
+
+
+@pytest.mark.parametrize(
+    "at",
+    [float("nan"), float("inf"), float("-inf"), 10**400],
+    ids=["not a number", "infinity", "minus infinity", "a large integer"],
+)
+def test_a_time_that_is_not_finite_is_left_out(at: float) -> None:
+    line = {"allocated_bytes": 1, "time": at, "began": at}
+    assert MemorySample.from_line(line) == MemorySample(allocated_bytes=1)
+
+
+def test_cache_is_unknown_if_only_tensors_were_logged() -> None:
+    assert MemorySample(allocated_bytes=5).cache_bytes is None
+    assert MemorySample(allocated_bytes=5, reserved_bytes=7).cache_bytes == 2
+    assert MemorySample().cache_bytes == 0

@@ -1,4 +1,4 @@
-"""A job on one H200 with the shape of Qwen3-0.6B, its failures, and sequences of failures."""
+"""A job on one H200 with the shape of Qwen3-0.6B, its failures and their answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
+from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.memory_settings import MemorySettings
@@ -26,6 +27,7 @@ from rljob_memory.recovery import (
     profile_of,
     respond,
 )
+from rljob_memory.recovery.pins import pinning_field
 from rljob_memory.sizes import GIB
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -156,3 +158,36 @@ def settings_in_order(changes: list[Changed]) -> list[str]:
 FRAGMENTED = diagnosis(
     "Fragmentation", requested_bytes=2 * GIB, free_bytes=GIB // 2, reserved_but_unallocated_bytes=6 * GIB
 )
+
+
+def growing_job(most: int | None = 4, *, prompts: int = 16, **more: Any) -> RLJobSpec:
+    """A job whose policy may grow to `most` GPUs."""
+    values = {
+        "model": {"uri": "hf://org/name"},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 100, "promptsPerStep": prompts},
+        "recovery": {} if most is None else {"maxGpus": most},
+    }
+    return RLJobSpec.model_validate(values | more)
+
+
+_PINNED_VALUES = {
+    "empty_cache": "Enabled",
+    "expandable_segments": "Disabled",
+    "rollout_sleep": "Level1",
+    "kv_cache_bytes": "2Gi",
+    "micro_batch_tokens": 4_096,
+    "logprob_chunk_tokens": 512,
+    "activation_checkpointing": "Disabled",
+    "optimizer_offload": "Disabled",
+    "sync_bucket_bytes": "256Mi",
+    "detach_metrics": "Disabled",
+    "weight_export": "SwitchSegments",
+}
+PINNABLE = frozenset(_PINNED_VALUES)
+"""Settings of the plan that a manifest can pin."""
+
+
+def settings_that_pin(pinned: Iterable[str]) -> MemorySettings:
+    """`spec.memory` with these settings of the plan pinned to any value."""
+    return MemorySettings.model_validate({pinning_field(name): _PINNED_VALUES[name] for name in pinned})

@@ -1,20 +1,27 @@
-"""Remedies of reported messages and recorded failures, and changes after warnings."""
+"""Remedies of reported messages and recorded failures, changes after warnings, and the page that lists them."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from rljob_api.conditions import ConditionReason
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.plan_change import Phase, Role
-from rljob_api.step_report import MemoryPressure, RankMemory
+from rljob_api.plan_change import Phase, RemedyLevel, Role
+from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
-from rljob_memory.recovery import Changed, Constraints, RecoveryState, prevent
+from rljob_memory.evidence import Failure, evidence_around
+from rljob_memory.evidence.failure import DeviceMemory, FailureKind
+from rljob_memory.recovery import Changed, Constraints, GiveUpReason, RecoveryState, prevent
+from rljob_memory.recovery.families import FAMILIES
+from rljob_memory.recovery.family import Family
 from rljob_memory.recovery.ladder import families_for
 from rljob_memory.sizes import GIB, MIB
-from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures
+from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures, torch_message
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     FACTS,
@@ -23,18 +30,13 @@ from tests.unit.memory.recovery.failures import (
     IN_THE_OPERATOR,
     IN_THE_TRAINER,
     NOON,
-    answer,
-    answers_to,
+    change_after,
     constraints,
     diagnosis,
     failure,
 )
 
-FRAGMENTED = (
-    "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 139.81 GiB of which 512.00 MiB is "
-    "free. Including non-PyTorch memory, this process has 139.00 GiB memory in use. Of the allocated memory 120.00 GiB "
-    "is allocated by PyTorch, and 18.10 GiB is reserved by PyTorch but unallocated."
-)
+FRAGMENTED = torch_message(2.4, total=139.81, free=0.5, process=139, allocated=120, cached=18.1)
 
 
 def test_a_reported_message_is_diagnosed_with_its_numbers() -> None:
@@ -42,61 +44,82 @@ def test_a_reported_message_is_diagnosed_with_its_numbers() -> None:
     assert cause.class_name == "Fragmentation"
     assert cause.numbers["reserved_but_unallocated_bytes"] == round(18.1 * GIB)
     assert "step 3" in cause.message
+    known = failure(diagnosis("RetainedGraph"), message=FRAGMENTED)
+    assert diagnosed(known) is known
 
 
-def test_present_diagnoses_are_kept() -> None:
-    evidence = failure(diagnosis("RetainedGraph"), message=FRAGMENTED)
-    assert diagnosed(evidence) is evidence
+@pytest.mark.parametrize(
+    ("message", "phase", "cause"),
+    [
+        ("something went wrong", "update", "Unknown"),
+        ("OOMKilled", None, "HostMemory"),
+        (
+            torch_message(37.1, total=139.8, free=1.7, process=138, allocated=99, cached=0.9),
+            "update",
+            "ActivationSpike",
+        ),
+        (torch_message(37.1, total=139.8, free=1.7, process=138, allocated=99, cached=0.9), None, "ActivationSpike"),
+    ],
+)
+def test_there_is_always_a_cause_to_act_on(message: str, phase: Phase | None, cause: str) -> None:
+    reported = Evidence(time=datetime.now(UTC), attempt=1, role="policy", rank=0, step=1, phase=phase, message=message)
+    assert diagnosed(reported).diagnoses[0].class_name == cause
 
 
 def test_the_plan_shows_that_the_engine_stays_awake() -> None:
-    full = FRAGMENTED.replace("this process has 139.00", "this process has 79.00").replace("120.00", "70.00")
-    full = full.replace("18.10 GiB", "200.00 MiB")
+    full = torch_message(2.4, total=139.81, free=0.5, process=79, allocated=70, cached=0.2)
     awake = FIRST_PLAN.model_copy(update={"rollout_sleep": "Disabled"})
     assert diagnosed(failure(message=full), awake).diagnoses[0].class_name == "EngineNotAsleep"
 
 
-def test_there_is_always_a_cause_to_act_on() -> None:
-    assert diagnosed(failure(message="something went wrong")).diagnoses[0].class_name == "Unknown"
-    killed = diagnosed(failure(message="OOMKilled", phase=None)).diagnoses[0]
-    assert killed.class_name == "HostMemory"
+@pytest.mark.parametrize(("topology", "expected"), [("Colocated", "EngineNotAsleep"), ("Disaggregated", "Foreign")])
+def test_memory_of_others_on_the_policys_gpu_is_no_engine(tmp_path: Path, topology: str, expected: str) -> None:
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({"kind": "attempt", "plan_facts": {"topology": topology}}) + "\n")
+    device = DeviceMemory(
+        total_bytes=140 * GIB, free_bytes=GIB, process_bytes=40 * GIB, allocated_bytes=38 * GIB, requested_bytes=2 * GIB
+    )
+    out = Failure(FailureKind.ALLOCATOR, device=device, role="policy", phase="update")
+    found = diagnose(evidence_around(out, tmp_path, ALL_OFF))
+    assert found[0].failure_class.startswith(expected)
 
 
 @pytest.mark.parametrize(("cause", "path"), recorded_failures(), ids=lambda value: getattr(value, "stem", str(value)))
 def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, path: Path) -> None:
-    found = recorded_evidence(path)
-    assert found.failure is not None
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
     phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"
-    evidence = failure(*diagnosis_statuses(diagnose(found)), role=role, phase=phase)
+    evidence = failure(*diagnosis_statuses(diagnose(recorded_evidence(path))), role=role, phase=phase)
     given = constraints(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
     plan = ALL_OFF.model_copy(update={"shared_memory_bytes": 64 * MIB})
-    decision = answer(evidence, plan, given)
-    assert isinstance(decision, Changed)
     acting = families_for(cause) or families_for(FailureClass.UNKNOWN)
-    assert decision.change.remedy.setting in {family.name for family in acting}
+    assert change_after(evidence, plan, given).change.remedy.setting in {family.name for family in acting}
 
 
-def pressure(failure_class: str, role: Role = "policy", **numbers: int) -> MemoryPressure:
-    return MemoryPressure(diagnosis=diagnosis(failure_class, **numbers), role=role, rank=0, steps_left=7)
+# --- changes before a failure ---
 
 
-def prevented(pressure: MemoryPressure, plan: MemoryPlan, given: Constraints) -> Changed | None:
-    return prevent(pressure, RecoveryState(plan, steps=100), given, attempt=1, step=4, time=NOON)
+def prevented(
+    failure_class: str,
+    role: Role = "policy",
+    plan: MemoryPlan = FIRST_PLAN,
+    given: Constraints | None = None,
+    growth: int = 0,
+) -> Changed | None:
+    numbers = {"own_growth_bytes": growth} if growth else {}
+    pressure = MemoryPressure(diagnosis=diagnosis(failure_class, **numbers), role=role, rank=0, steps_left=7)
+    state = RecoveryState(plan, steps=100)
+    return prevent(pressure, state, given or constraints(IN_THE_TRAINER), attempt=1, step=4, time=NOON)
 
 
 @pytest.mark.parametrize("profile", [FACTS, FOUR_RANKS])
 def test_before_a_failure_every_rank_can_take_a_live_change(profile: MemoryProfile) -> None:
-    given = constraints(IN_THE_TRAINER, profile=profile)
-    remedy = prevented(pressure("RetainedGraph"), ALL_OFF, given)
+    remedy = prevented("RetainedGraph", plan=ALL_OFF, given=constraints(IN_THE_TRAINER, profile=profile))
     assert remedy is not None
     assert (remedy.change.remedy.setting, remedy.change.level, remedy.renew) == ("detachMetrics", "Live", frozenset())
 
 
 @pytest.mark.parametrize("failure_class", ["EngineNotAsleep", "HostMemory"])
 def test_an_engine_that_grows_is_replaced_before_a_failure(failure_class: str) -> None:
-    grows = pressure(failure_class, "rollout", own_growth_bytes=6 * GIB)
-    remedy = prevented(grows, FIRST_PLAN, constraints(IN_THE_TRAINER))
+    remedy = prevented(failure_class, "rollout", growth=6 * GIB)
     assert remedy is not None
     assert (remedy.change.remedy.setting, remedy.change.level) == ("engineProcesses", "RespawnRole")
     assert remedy.change.remedy.expected_bytes == 6 * GIB
@@ -104,30 +127,45 @@ def test_an_engine_that_grows_is_replaced_before_a_failure(failure_class: str) -
     assert remedy.state.adjustments == 0
 
 
-def test_growth_that_is_not_the_engines_own_replaces_no_engine() -> None:
-    assert prevented(pressure("HostMemory", "rollout"), FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
-    of_the_policy = pressure("HostMemory", own_growth_bytes=6 * GIB)
-    assert prevented(of_the_policy, FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
-
-
-def test_an_engine_that_kept_memory_is_replaced_once_after_a_failure() -> None:
-    kept = failure(diagnosis("EngineNotAsleep", requested_bytes=2 * GIB, other_processes_bytes=40 * GIB))
-    remedies, _ = answers_to([kept, kept], FIRST_PLAN, constraints(IN_THE_TRAINER))
-    assert [remedy.change.remedy.setting for remedy in remedies].count("engineProcesses") == 1
-    assert remedies[0].change.remedy.setting == "engineProcesses"
-    assert remedies[0].renew == {"rollout"}
-
-
 def test_a_warning_leads_to_no_unrelated_change() -> None:
-    assert prevented(pressure("RetainedGraph"), FIRST_PLAN, constraints(IN_THE_TRAINER)) is None
-    assert prevented(pressure("HostMemory"), FIRST_PLAN, constraints()) is None
-    disabled = constraints(memory={"mode": "Disabled"})
-    assert prevented(pressure("RetainedGraph"), ALL_OFF, disabled) is None
+    assert prevented("HostMemory", "rollout") is None, "it is not the engine's own growth"
+    assert prevented("HostMemory", growth=6 * GIB) is None
+    assert prevented("RetainedGraph") is None, "its remedy is in force"
+    assert prevented("HostMemory", given=constraints()) is None
+    assert prevented("RetainedGraph", plan=ALL_OFF, given=constraints(memory={"mode": "Disabled"})) is None
 
 
-def test_free_gpu_memory_decides_if_the_optimizer_returns() -> None:
-    memory = RankMemory(role="policy", rank=0, device_free_bytes=90 * GIB, device_total_bytes=140 * GIB)
-    offloaded = FIRST_PLAN.model_copy(update={"optimizer_offload": True})
-    decision = answer(failure(message="OOMKilled", memory=memory), offloaded, constraints())
-    assert isinstance(decision, Changed)
-    assert decision.change.remedy.setting == "optimizerOffload"
+# --- docs/recovery.md ---
+
+PAGE = (Path(__file__).parents[4] / "docs" / "recovery.md").read_text(encoding="utf-8")
+IN_FORCE_BY: dict[RemedyLevel, str] = {
+    "Live": "the running processes",
+    "RestartInPlace": "new containers in the same pods",
+    "ReplacePods": "new pods",
+}
+
+
+def rows_under(heading: str) -> list[list[str]]:
+    """The cells of the table whose header begins with `heading`."""
+    lines = PAGE.partition(f"| {heading} |")[2].splitlines()[2:]
+    rows = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def in_force_by(family: Family) -> str:
+    if family.level != "RespawnRole":
+        return IN_FORCE_BY[family.level]
+    return "new engines" if family.owner == "rollout" else "new policy processes"
+
+
+def test_the_page_lists_every_class_setting_and_reason() -> None:
+    assert rows_under("class") == [
+        [f"`{cause}`", ", ".join(f"`{family.name}`" for family in families_for(cause))] for cause in FailureClass
+    ]
+    levels = {setting: by for setting, _, by in rows_under("setting")}
+    assert levels == {f"`{family.name}`": in_force_by(family) for family in FAMILIES}
+    documented = {reason.strip("`") for reason, _ in rows_under("reason")}
+    of_pods = {GiveUpReason.BAD_INPUT, GiveUpReason.TRAINER_ERROR, GiveUpReason.POD_CANNOT_START}
+    of_conditions = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}
+    assert documented == of_conditions - of_pods - {GiveUpReason.DEADLINE_EXCEEDED}
+    assert of_conditions <= set(ConditionReason)
