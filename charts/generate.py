@@ -100,7 +100,7 @@ def _rows(schema: Schema, definitions: dict[str, Schema], defaults: dict[str, An
 
 
 def _choices(value: Schema) -> str:
-    return f" One of {', '.join(f'`{choice}`' for choice in value['enum'])}." if "enum" in value else ""
+    return f" One of {', '.join(f'`{choice}`' for choice in value['enum'] if choice)}." if "enum" in value else ""
 
 
 def _shown(default: Any) -> str:

@@ -19,7 +19,7 @@ EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if na
 
 
 def test_a_restricted_namespace_accepts_the_operators_pods(command_line: CommandLine, installed: Install) -> None:
-    installed("--set", "replicas=2")
+    installed("--set", "replicaCount=2")
     selector = "app.kubernetes.io/instance=rljob"
 
     def pods() -> list[Object]:
@@ -44,7 +44,7 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
     }
     command_line.apply(endpoints)
     try:
-        installed("--set", "replicas=0")
+        installed("--set", "replicaCount=0")
         policy = command_line.get("networkpolicy", NAMES, "-n", RELEASE_NAMESPACE)["spec"]
     finally:
         command_line.kubectl("delete", "endpointslice", "kubernetes", "-n", "default")
@@ -55,7 +55,7 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
     "values",
     [
         [],
-        ["--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"],
+        ["--set", "replicaCount=3,networkPolicy.enabled=false,dashboard.enabled=true"],
         ["--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"],
         ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
         ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
@@ -86,7 +86,7 @@ def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
     command_line.apply(job("kept", "team-a", finalizers=[FINALIZER]))
     before = command_line.get("rljob", "kept", "-n", "team-a")
 
-    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicas=2")
+    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicaCount=2")
 
     assert "Reward" in printer_columns(command_line)
     after = command_line.get("rljob", "kept", "-n", "team-a")

@@ -35,7 +35,7 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator as the chart's Deployment would run it; a ServiceAccount in team-b may read its metrics."""
     installed(
-        *("--set", "replicas=0,log.level=debug"),
+        *("--set", "replicaCount=0,log.level=debug"),
         *("--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-b"),
     )
     [container] = command_line.get("deployment", NAMES, "-n", RELEASE_NAMESPACE)["spec"]["template"]["spec"][
