@@ -51,3 +51,13 @@ def test_without_common_annotations_only_objects_that_need_some_have_them(render
     assert of_kind(objects, "Deployment")[0]["spec"]["template"]["metadata"]["annotations"] == {
         "kubectl.kubernetes.io/default-container": "operator"
     }
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_crds_have_annotations_of_their_own(render: Render, keep: bool) -> None:
+    sync = {"argocd.argoproj.io/sync-options": "Prune=false"}
+    objects = render(crds={"annotations": sync, "keep": keep})
+    expected = sync | ({"helm.sh/resource-policy": "keep"} if keep else {})
+    for crd in of_kind(objects, "CustomResourceDefinition"):
+        assert crd["metadata"]["annotations"] == expected
+    assert "annotations" not in the(objects, "Deployment")["metadata"]

@@ -93,6 +93,16 @@ def test_every_value_has_a_description() -> None:
     assert [name for name, value in SCHEMA_VALUES.items() if not value.get("description")] == []
 
 
+def test_every_default_value_has_its_description_above_it() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line.lstrip().partition(":")[0].isidentifier()]
+    nested_in_free_form = {"requests: {cpu: 100m, memory: 128Mi}", "limits: {memory: 512Mi}"}
+    undescribed = {lines[number].strip() for number in keys if not lines[number - 1].lstrip().startswith("#")}
+    assert undescribed <= nested_in_free_form
+    assert len(keys) > 100
+    assert max(map(len, lines)) <= 120
+
+
 def test_schema_and_default_values_have_the_same_keys() -> None:
     assert set(value_paths(VALUES)) == SCHEMA_VALUES.keys() - {"global", "enabled"}
 
