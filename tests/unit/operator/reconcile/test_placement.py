@@ -277,3 +277,55 @@ def test_pods_held_by_kueue_wait_for_their_queue() -> None:
     cluster.settle()
     assert scheduled(cluster)[1] == "WaitingForQueue"
     assert "team" in scheduled(cluster)[2]
+
+
+QUEUE_LABEL = {"kueue.x-k8s.io/queue-name": "team"}
+
+
+def test_the_label_of_kueue_names_the_queue_of_a_job_without_queue_name() -> None:
+    cluster = SimulatedCluster(spec=job_spec(), labels=QUEUE_LABEL)
+    cluster.settle()
+    message = "the label kueue.x-k8s.io/queue-name is team, but the cluster has no Kueue"
+    assert scheduled(cluster)[1] == "GangSchedulerMissing"
+    assert message in scheduled(cluster)[2]
+
+    cluster.facts = {"kueue_installed": True}
+    desired = next(desired for _ in range(9) if (desired := cluster.round()).create)
+    pods = [created for created in desired.create if created["kind"] == "Pod"]
+    assert len(pods) == 3
+    for pod in pods:
+        assert QUEUE_LABEL.items() <= pod["metadata"]["labels"].items()
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "demo-rljob-1"
+        assert pod["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+    for name in cluster.pods:
+        cluster.change_pod(name, gated=True)
+    cluster.settle()
+    assert scheduled(cluster)[1] == "WaitingForQueue"
+    assert cluster.status is not None
+    assert cluster.status.start_time is None, "the time in the queue does not count"
+
+
+@pytest.mark.parametrize("labels", [{}, QUEUE_LABEL])
+def test_queue_name_precedes_the_label(labels: dict[str, str]) -> None:
+    spec = job_spec(queueName="mine")
+    cluster = SimulatedCluster(spec=spec, labels=labels, facts={"kueue_installed": True})
+    desired = next(desired for _ in range(9) if (desired := cluster.round()).create)
+    assert {pod["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") for pod in desired.create[-3:]} == {"mine"}
+
+
+def test_an_empty_label_names_no_queue() -> None:
+    cluster = SimulatedCluster(labels={"kueue.x-k8s.io/queue-name": ""})
+    assert cluster.run().phase == "Running"
+
+
+def test_a_job_with_the_label_that_asks_for_volcano_is_refused() -> None:
+    """As the API server refuses it with queueName."""
+    facts = {"kueue_installed": True, "volcano_installed": True}
+    cluster = SimulatedCluster(spec=job_spec(gang="Volcano"), labels=QUEUE_LABEL, facts=facts)
+    cluster.settle()
+    assert cluster.pods == {}
+    stalled = cluster.condition(ConditionType.STALLED)
+    assert stalled.reason == "InvalidSpec"
+    assert "write gang: Auto, or remove the label" in stalled.message
+    cluster.labels = {}
+    assert cluster.run().phase == "Running"
