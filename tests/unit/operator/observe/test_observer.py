@@ -8,6 +8,7 @@ from datetime import datetime
 import pytest
 
 from rljob_operator.kube.watch import Key
+from rljob_operator.metrics import JOBS
 from rljob_operator.observe import job_facts
 from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import CHECK_SECONDS, Observer
@@ -93,6 +94,25 @@ def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Obser
     assert observer.orphaned_workloads(SUMS) == ("sums-rljob-1",)
     observer.pods.put(pod(version=21, **LEAVING))
     assert observer.orphaned_workloads(SUMS) == (), "it was admitted"
+
+
+def test_a_job_of_another_manager_is_in_no_metric_and_waits_for_no_node(observer: Observer, woken: Woken) -> None:
+    spec = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    before = counted()
+    observer.jobs.put(job(spec=spec, status={"display": {"phase": "Running"}}))
+    assert seen(observer).delegated
+    assert counted() == before
+    assert not observer.runs(SUMS)
+    observer.unplaced.wake_later()
+    assert observer.unplaced.next_portion() == []
+    observer.jobs.forget(SUMS)
+    assert counted() == before
+
+
+def counted() -> dict[str, float]:
+    """Jobs by phase, as the metric has them."""
+    [metric] = JOBS.collect()
+    return {sample.labels["phase"]: sample.value for sample in metric.samples if sample.value}
 
 
 def test_a_pod_that_is_gone_is_not_seen(observer: Observer) -> None:
