@@ -15,6 +15,20 @@ from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAME
 
 FINALIZER = "rljob.dev/pods-end-first"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicy"]
+FURTHER_SETTINGS = {
+    "commonLabels": {"team": "platform", "app.kubernetes.io/part-of": "training"},
+    "commonAnnotations": {"argocd.argoproj.io/sync-options": "Prune=false"},
+    "crds": {"annotations": {"owner": "platform"}},
+    "affinity": {"nodeAffinity": {}},
+    "tolerations": [{"key": "system", "operator": "Exists"}],
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["10.0.0.10"], "options": [{"name": "ndots", "value": "2"}]},
+    "extraArgs": ["--stale-watch-seconds=120"],
+    "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+    "metrics": {"tls": {"secretName": "certificate"}},
+}
 EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if name.startswith("allowed")}
 
 
@@ -60,8 +74,17 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
         ["--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"],
         ["--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"],
         ["--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"],
+        ["--set-json", json.dumps(FURTHER_SETTINGS)],
     ],
-    ids=["defaults", "replicas", "two namespaces", "metrics reader", "admission policy", "everything allowed"],
+    ids=[
+        "defaults",
+        "replicas",
+        "two namespaces",
+        "metrics reader",
+        "admission policy",
+        "everything allowed",
+        "further settings",
+    ],
 )
 def test_the_api_server_takes_every_object_without_a_warning(command_line: CommandLine, values: list[str]) -> None:
     manifests = command_line.helm("template", RELEASE, str(CHART), *values)

@@ -35,6 +35,7 @@ def test_labels_of_one_object_precede_the_common_ones(render: Render) -> None:
     operator, after_uninstall = (template["metadata"]["labels"] for template in pod_templates(objects))
     assert operator["team"] == "ml"
     assert after_uninstall["team"] == "platform"
+    assert operator["app.kubernetes.io/part-of"] == after_uninstall["app.kubernetes.io/part-of"] == "training"
     assert the(objects, "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
 
 
