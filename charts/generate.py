@@ -1,4 +1,4 @@
-"""Generates files of the chart and the docs: copies of the CRDs, the operator's settings, the reference of the values.
+"""Generates files of the chart and the docs: copies of CRDs and examples, the operator's settings, what values mean.
 
 python charts/generate.py [--check]
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from rljob_operator.settings import OperatorSettings
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "charts" / "rljob-operator"
 MANIFESTS = REPOSITORY / "crds" / "manifests"
+EXAMPLES = ("digits", "digits-cpu")
+"""Jobs that the chart's notes show."""
 
 Schema = dict[str, Any]
 
 _REPEATED = {"description", "enum", "minimum", "maximum"}
 """Keys of a value's schema that are copied from the operator's setting."""
+
+_GENERATED_COMMENT = re.compile(r" *#(?: -- |    )")
+"""A line of `values.yaml` that is written anew each time."""
 
 _INTRODUCTION = """# Chart values
 
@@ -40,12 +46,18 @@ def generated_files() -> dict[str, str]:
         f"charts/rljob-operator/files/crds/{path.name}": path.read_text(encoding="utf-8")
         for path in MANIFESTS.glob("*.yaml")
     }
+    examples = {f"charts/rljob-operator/files/examples/{name}.yaml": example(name) for name in EXAMPLES}
     schema = values_schema()
-    return crds | {
-        "charts/rljob-operator/values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
-        "docs/chart-values.md": values_page(schema),
-        "docs/operator.md": operator_page(),
-    }
+    return (
+        crds
+        | examples
+        | {
+            "charts/rljob-operator/values.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
+            "charts/rljob-operator/values.yaml": "".join(commented_values(schema)),
+            "docs/chart-values.md": values_page(schema),
+            "docs/operator.md": operator_page(),
+        }
+    )
 
 
 def values_schema() -> Schema:
@@ -71,6 +83,35 @@ def _passed_on() -> dict[str, str]:
     return {setting.lower(): f"jobs.{path}" if root == "$jobs" else path for setting, root, path in found}
 
 
+def example(name: str) -> str:
+    """An example without its comments, which refer to other files of the repository."""
+    lines = (REPOSITORY / "examples" / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))
+
+
+def commented_values(schema: Schema) -> Iterator[str]:
+    """Lines of `values.yaml`, with each value's description above it, in the form that helm-docs reads."""
+    within: list[Schema] = [schema]
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines(keepends=True):
+        key = re.match(r"( *)(\w+):", line)
+        level = len(key[1]) // 2 if key else 0
+        if _GENERATED_COMMENT.match(line):
+            continue
+        if key and level < len(within):
+            value = _resolved(within[level]["properties"][key[2]], schema["definitions"])
+            within[level + 1 :] = [value] if "properties" in value else []
+            yield _comment(value["description"] + _choices(value), key[1])
+        yield line
+
+
+def _comment(text: str, indent: str) -> str:
+    first, later = f"{indent}# -- ", f"{indent}#    "
+    lines = textwrap.wrap(
+        text, 110, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
 def operator_page() -> str:
     """The manual of the operator, with the table of its options between its marks."""
     page = (REPOSITORY / "docs" / "operator.md").read_text(encoding="utf-8")
@@ -90,7 +131,7 @@ def _rows(schema: Schema, definitions: dict[str, Schema], defaults: dict[str, An
     for name, declared in schema["properties"].items():
         if name not in defaults:
             continue  # `global` belongs to a parent chart
-        value = definitions[declared["$ref"].rpartition("/")[2]] | declared if "$ref" in declared else declared
+        value = _resolved(declared, definitions)
         meaning = value["description"] + _choices(value)
         if "properties" in value:
             yield f"| **`{path}{name}`** | | {meaning} |"
@@ -99,8 +140,12 @@ def _rows(schema: Schema, definitions: dict[str, Schema], defaults: dict[str, An
             yield f"| `{path}{name}` | {_shown(defaults[name])} | {meaning} |"
 
 
+def _resolved(declared: Schema, definitions: dict[str, Schema]) -> Schema:
+    return definitions[declared["$ref"].rpartition("/")[2]] | declared if "$ref" in declared else declared
+
+
 def _choices(value: Schema) -> str:
-    return f" One of {', '.join(f'`{choice}`' for choice in value['enum'])}." if "enum" in value else ""
+    return f" One of {', '.join(f'`{choice}`' for choice in value['enum'] if choice)}." if "enum" in value else ""
 
 
 def _shown(default: Any) -> str:

@@ -126,7 +126,8 @@ class RLJobSpec(ApiModel):
     ttlSecondsAfterFinished also resumes a failed job."""
 
     queue_name: QueueName | None = None
-    """Kueue LocalQueue that admits the job. Absent: the job does not use Kueue."""
+    """Kueue LocalQueue that admits the job. Absent: that of the label kueue.x-k8s.io/queue-name; without it, the job
+    does not use Kueue."""
 
     managed_by: ManagedBy | None = Field(default=None, json_schema_extra=immutable())
     """Controller that reconciles the job, such as kueue.x-k8s.io/multikueue, which runs it in another cluster. Absent,

@@ -30,13 +30,27 @@ app.kubernetes.io/name: {{ include "rljob.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Labels of an object, of a dict {of, labels}: further ones and common ones do not replace those of selectors and of Helm. */}}
 {{- define "rljob.labels" -}}
-{{ include "rljob.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/component: operator
-app.kubernetes.io/part-of: rljob
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- $fixed := include "rljob.selectorLabels" .of | fromYaml }}
+{{- $_ := set $fixed "app.kubernetes.io/managed-by" .of.Release.Service }}
+{{- $own := dict
+  "app.kubernetes.io/version" .of.Chart.AppVersion
+  "app.kubernetes.io/component" "operator"
+  "app.kubernetes.io/part-of" "rljob"
+  "helm.sh/chart" (printf "%s-%s" .of.Chart.Name (.of.Chart.Version | replace "+" "_"))
+}}
+{{- merge $fixed (default dict .labels) .of.Values.commonLabels $own | toYaml }}
+{{- end }}
+
+{{/* Labels and annotations of an object, of a dict {of, labels, annotations}. */}}
+{{- define "rljob.marks" -}}
+labels:
+  {{- include "rljob.labels" . | nindent 2 }}
+{{- with merge dict (default dict .annotations) .of.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Image reference of a dict {image, tag}; `tag` replaces an empty image.tag. A digest takes precedence. */}}
@@ -147,11 +161,4 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-{{- end }}
-
-{{/* Hook annotations of the objects that the uninstall Job needs: created before it, deleted after it. */}}
-{{- define "rljob.hookBeforeJob" -}}
-helm.sh/hook: post-delete
-helm.sh/hook-weight: "-1"
-helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}

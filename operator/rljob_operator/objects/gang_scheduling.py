@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from rljob_api.job import RLJob
 from rljob_api.quantity import quantity_value
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.container_resources import limits_and_requests, quantity_text
+from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.metadata import Manifest, object_metadata
 
 PREFIX = "kueue.x-k8s.io/"
 ADMISSION_GATE = f"{PREFIX}admission"
+QUEUE_LABEL = f"{PREFIX}queue-name"
 _POD_GROUP = f"{PREFIX}pod-group-name"
+
+
+def queue_of(job: RLJob) -> str | None:
+    """LocalQueue of Kueue that admits the job: `spec.queueName`, or the label by which Kueue's users name the queue of
+    any job."""
+    return job.spec.queue_name or job.metadata.labels.get(QUEUE_LABEL) or None
 
 
 def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
@@ -23,14 +32,20 @@ def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
 
     Kueue's scheduling gate is set here too: if Kueue does not manage the pods of the namespace, a job with a queue
     waits instead of running outside the quota. The group is not retriable, because the pods of an attempt are not
-    replaced one by one. Labels of the job for Kueue, such as its priority class, are copied.
+    replaced one by one. Labels of the job for Kueue, such as its priority class, are copied. Raises InvalidTemplate if
+    the job asks for Volcano, which the API server refuses beside `spec.queueName` only.
     """
+    if attempt.spec.gang == "Volcano":
+        raise InvalidTemplate(
+            f"spec.gang: Volcano cannot schedule jobs that Kueue admits, and the job has the label {QUEUE_LABEL}; "
+            "write gang: Auto, or remove the label"
+        )
     metadata, spec = pod["metadata"], pod["spec"]
     job_labels = attempt.job.metadata.labels
     metadata["labels"] = {
         **metadata["labels"],
         **{label: value for label, value in job_labels.items() if label.startswith(PREFIX)},
-        f"{PREFIX}queue-name": attempt.spec.queue_name,
+        QUEUE_LABEL: queue_of(attempt.job),
         _POD_GROUP: names.kueue_group_name(attempt.name, attempt.number),
     }
     metadata["annotations"] = {
@@ -44,7 +59,7 @@ def queue_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
 
 _SCHEDULER = "volcano"
 _GROUP_NAME = "scheduling.k8s.io/group-name"
-_QUEUE_NAME = "scheduling.volcano.sh/queue-name"
+_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 
 
 def group_pod(attempt: JobAttempt, pod: dict[str, Any]) -> None:
@@ -66,7 +81,7 @@ def build_pod_group(attempt: JobAttempt, roles: Sequence[tuple[dict[str, Any], i
     The priority class is that of the workers. `roles`: a pod of each role, and the number of its pods; workers last.
     """
     spec: dict[str, Any] = {"minMember": sum(count for _, count in roles), "minResources": _total_requests(roles)}
-    if queue := attempt.job.metadata.annotations.get(_QUEUE_NAME):
+    if queue := attempt.job.metadata.annotations.get(_VOLCANO_QUEUE):
         spec["queue"] = queue
     if priority_class := roles[-1][0]["spec"].get("priorityClassName"):
         spec["priorityClassName"] = priority_class

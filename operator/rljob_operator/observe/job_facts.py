@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from rljob_api.all_errors import all_errors
-from rljob_api.job import RLJob
+from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.manifest import dotted
 from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
@@ -24,6 +24,7 @@ from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
 _MAX_OPERATOR = 253 + 1 + 253
+_MAX_MANAGER = 63
 _MAX_ERRORS = 20
 """More do not fit into _MAX_PROBLEM characters. A job can have 60,000 unknown fields, whose texts take 0.1 ms each."""
 _METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
@@ -49,10 +50,12 @@ class JobFact:
     finalizers: tuple[str, ...]
     operator: str
     """Installation that reconciles the job, from its annotation; empty if none does yet."""
+    managed_by: str
+    """Controller that `spec.managedBy` names; empty if it names none."""
     phase: str
     """As in kubectl get; Pending if there is none yet."""
     placed: bool
-    """Its pods are scheduled, or no longer needed."""
+    """Its pods are scheduled, or no longer needed, or another controller's concern."""
     runs: bool
     """Its pods hold nodes, or it recovers from a failure."""
     packed_text: bytes = field(repr=False)
@@ -66,6 +69,11 @@ class JobFact:
     def has_finalizer(self) -> bool:
         return labels.FINALIZER in self.finalizers
 
+    @property
+    def delegated(self) -> bool:
+        """The job is left to another controller than RLJob's operator."""
+        return self.managed_by not in ("", MANAGED_BY_OPERATOR)
+
     def status(self) -> Object:
         """The stored status; empty if there is none."""
         status: Object = json.loads(self.text).get("status") or {}
@@ -75,6 +83,8 @@ class JobFact:
 def job_fact(obj: Object) -> JobFact:
     metadata = {name: value for name, value in obj["metadata"].items() if name in _METADATA}
     phase, scheduled = _phase_and_scheduled(obj.get("status"))
+    managed_by = _managed_by(obj.get("spec"))
+    delegated = managed_by not in ("", MANAGED_BY_OPERATOR)
     return JobFact(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -85,11 +95,18 @@ def job_fact(obj: Object) -> JobFact:
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
         operator=(metadata.get("annotations") or {}).get(labels.OPERATOR, "")[:_MAX_OPERATOR],
+        managed_by=managed_by,
         phase=phase,
-        placed=scheduled or phase in ("Complete", "Failed", "Suspended", "Invalid"),
-        runs=scheduled or phase in ("Running", "Recovering"),
+        placed=delegated or scheduled or phase in ("Complete", "Failed", "Suspended", "Invalid"),
+        runs=not delegated and (scheduled or phase in ("Running", "Recovering")),
         packed_text=pack(json.dumps(obj | {"metadata": metadata}, separators=(",", ":")).encode()),
     )
+
+
+def _managed_by(spec: Any) -> str:
+    """From a spec of any form: a job that cannot be parsed may be another controller's, too."""
+    manager = spec.get("managedBy") if isinstance(spec, dict) else None
+    return manager[:_MAX_MANAGER] if isinstance(manager, str) else ""
 
 
 def _phase_and_scheduled(status: Any) -> tuple[str, bool]:

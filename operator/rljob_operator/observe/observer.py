@@ -78,6 +78,7 @@ class Observer:
             deleting=fact.deleting,
             has_finalizer=fact.has_finalizer,
             operator=fact.operator,
+            managed_by=fact.managed_by,
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
             step_report=None,
@@ -118,6 +119,7 @@ class Observer:
             deleting=fact.deleting,
             has_finalizer=fact.has_finalizer,
             operator=fact.operator,
+            managed_by=fact.managed_by,
             pods=(),
             step_report=None,
             nodes=(),
@@ -174,9 +176,9 @@ class Observer:
     # --- changes of the caches ---
 
     def _job_changed(self, key: Key, before: JobFact | None, after: JobFact | None) -> None:
-        if before:
+        if before and not before.delegated:
             JOBS.labels(before.phase).dec()
-        if after:
+        if after and not after.delegated:
             JOBS.labels(after.phase).inc()
         self.unplaced.update(key, waits=after is not None and not after.placed)
         if after is None or (before and before.uid != after.uid):

@@ -36,7 +36,7 @@ def build(view: JobView, attempt: int) -> JobObjects | str:
             plan_changes=view.status.plan_changes,
             restarts_in_place=_can_restart_in_place(observed.nodes),
             controller_placement=controller_placement(observed, view.spec, nodes_are_known=view.settings.watch_nodes),
-            gang=gang_of(observed, view.spec),
+            gang=gang_of(view),
             ray_token=observed.fresh_token,
         )
     except InvalidTemplate as problem:

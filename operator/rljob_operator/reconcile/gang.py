@@ -6,9 +6,8 @@ import math
 import zlib
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import Gang
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.objects.gang_scheduling import queue_of
 from rljob_operator.reconcile.placement import refusal
 from rljob_operator.reconcile.timing import elapsed_seconds
 from rljob_operator.reconcile.verdict import AttemptResult, NotCounted
@@ -17,10 +16,10 @@ from rljob_operator.reconcile.view import JobView, condition_of
 _LONGEST_RETRY_FACTOR = 10.0
 
 
-def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
-    if spec.queue_name is not None:
+def gang_of(view: JobView) -> Gang:
+    if queue_of(view.job) is not None:
         return "Kueue"
-    if spec.gang == "Volcano" or (spec.gang == "Auto" and observed.volcano_installed):
+    if view.spec.gang == "Volcano" or (view.spec.gang == "Auto" and view.observed.volcano_installed):
         return "Volcano"
     return "Native"
 

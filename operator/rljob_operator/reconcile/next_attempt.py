@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
+from rljob_operator.objects.gang_scheduling import queue_of
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.ending import fail
 from rljob_operator.reconcile.gang import placement_retry_seconds
@@ -91,9 +92,7 @@ def _begin(view: JobView, draft: StatusDraft) -> None:
             placement_retries=last.placement_retries + 1 if last and retried else 0,
         )
     )
-    start = draft.status.start_time or (
-        None if view.spec.queue_name else view.now
-    )  # set once the queue has admitted it
+    start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
     draft.set(pods=pods_by_role(view), plan=plan, start_time=start, completion_time=None)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.reset(type_)

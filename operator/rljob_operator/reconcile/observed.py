@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.job import RLJob
+from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.status import RLJobStatus, Role
 from rljob_api.step_report import StepReportStatus
 from rljob_api.termination_message import TerminationMessage
@@ -174,6 +174,8 @@ class Observed:
     nodes: tuple[ObservedNode, ...]
     operator: str = ""
     """Installation of the operator that reconciles the job; empty if none does yet."""
+    managed_by: str = ""
+    """Controller that `spec.managedBy` names, even if the spec cannot be parsed; empty if it names none."""
     problem: str | None = None
     stored_status: RLJobStatus | None = None
     """The status if `job` is None and the status can be parsed."""
@@ -200,6 +202,11 @@ class Observed:
     kueue_installed: bool = False
     fresh_token: str = ""
     """A new random token, for a Ray token Secret that does not exist yet."""
+
+    @property
+    def delegated(self) -> bool:
+        """The job is left to another controller than RLJob's operator."""
+        return self.managed_by not in ("", MANAGED_BY_OPERATOR)
 
     @property
     def status(self) -> RLJobStatus:

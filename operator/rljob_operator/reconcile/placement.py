@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rljob_api.conditions import ConditionReason
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import ControllerPlacement
+from rljob_operator.objects.gang_scheduling import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import Observed, ObservedNode
 from rljob_operator.reconcile.view import JobView
@@ -23,12 +24,13 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
             ConditionReason.NAMESPACE_TERMINATING,
             f"namespace {observed.namespace} is being deleted: no pods are created",
         )
-    if spec.queue_name is not None and not observed.kueue_installed:
+    if (queue := queue_of(view.job)) is not None and not observed.kueue_installed:
+        field = "spec.queueName" if spec.queue_name else f"the label {QUEUE_LABEL}"
         return (
             ConditionReason.GANG_SCHEDULER_MISSING,
-            f"spec.queueName is {spec.queue_name}, but the cluster has no Kueue: install it, or remove queueName",
+            f"{field} is {queue}, but the cluster has no Kueue: install it, or remove {field}",
         )
-    if spec.gang == "Volcano" and not observed.volcano_installed:
+    if queue is None and spec.gang == "Volcano" and not observed.volcano_installed:
         return (
             ConditionReason.GANG_SCHEDULER_MISSING,
             "spec.gang is Volcano, but the cluster has no Volcano: install it, or write gang: Auto",

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_api.job import MANAGED_BY_OPERATOR
 from rljob_operator import labels
 from rljob_operator.reconcile.creation import report_invalid_spec
 from rljob_operator.reconcile.desired import Desired, EventNote
@@ -38,8 +37,9 @@ from rljob_operator.settings import OperatorSettings
 
 def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
     """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
-    if observed.job is not None and observed.job.spec.managed_by not in (None, MANAGED_BY_OPERATOR):
-        return Desired()
+    if observed.delegated:
+        # A manifest that was copied from another job may have brought the finalizer along.
+        return Desired(finalizer=False) if observed.deleting and observed.has_finalizer else Desired()
     if observed.operator not in ("", settings.installation):
         return _left_to(observed.operator, settings.installation)
     now = now.replace(microsecond=0)  # as Kubernetes writes times

@@ -6,6 +6,7 @@ from datetime import UTC
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.step_report import StepReportStatus
+from rljob_operator.objects.gang_scheduling import queue_of
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import growth_note, unplaceable
 from rljob_operator.reconcile.pod_replacement import waiting_for
@@ -61,7 +62,7 @@ def _all_placed(view: JobView) -> bool:
 
 def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
     if any(pod.gated for pod in view.pods):
-        queue = f" {view.spec.queue_name}" if view.spec.queue_name else ""
+        queue = f" {name}" if (name := queue_of(view.job)) else ""
         return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for admission by the queue{queue}{growth_note(view)}"
     if (sentence := unplaceable(view)) is not None:
         return ConditionReason.UNSCHEDULABLE, sentence

@@ -181,7 +181,9 @@ class ReconcileLoop:
         """Write the report into the status of the job, where its owner can see it. Best effort."""
         try:
             observation = self._observer.observe_metadata(key)
-            if observation and observation.observed.operator in ("", self._settings.installation):
+            if observation is None or observation.observed.delegated:
+                return
+            if observation.observed.operator in ("", self._settings.installation):
                 await self._executor.report(report, observation)
         except LeadershipLost:
             raise

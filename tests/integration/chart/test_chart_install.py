@@ -16,13 +16,27 @@ from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAME
 
 FINALIZER = "rljob.dev/pods-end-first"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["admissionPolicy"]
+FURTHER_SETTINGS = {
+    "commonLabels": {"team": "platform", "app.kubernetes.io/part-of": "training"},
+    "commonAnnotations": {"argocd.argoproj.io/sync-options": "Prune=false"},
+    "crds": {"annotations": {"owner": "platform"}},
+    "affinity": {"nodeAffinity": {}},
+    "tolerations": [{"key": "system", "operator": "Exists"}],
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["10.0.0.10"], "options": [{"name": "ndots", "value": "2"}]},
+    "extraArgs": ["--stale-watch-seconds=120"],
+    "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/ca/ca.crt"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+    "metrics": {"tls": {"secretName": "certificate"}},
+}
 EVERYTHING_ALLOWED = {"enabled": True} | {name: ["*"] for name in DEFAULTS if name.startswith("allowed")}
 
 
 def test_jobs_and_crds_alone_outlive_an_uninstall_and_meet_the_next_install(
     command_line: CommandLine, installed: Install
 ) -> None:
-    installed("--set", "replicas=2")
+    installed("--set", "replicaCount=2")
 
     def pods() -> list[Object]:
         selector = "app.kubernetes.io/instance=rljob"
@@ -57,7 +71,7 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
     }
     command_line.apply(endpoints)
     try:
-        installed("--set", "replicas=0")
+        installed("--set", "replicaCount=0")
         policy = command_line.get("networkpolicy", NAMES, "-n", RELEASE_NAMESPACE)["spec"]
     finally:
         command_line.kubectl("delete", "endpointslice", "kubernetes", "-n", "default")
@@ -66,11 +80,12 @@ def test_the_operators_network_policy_has_the_ports_of_the_api_server(
 
 VALUES = (
     (),
-    ("--set", "replicas=3,networkPolicy.enabled=false,dashboard.enabled=true"),
+    ("--set", "replicaCount=3,networkPolicy.enabled=false,dashboard.enabled=true"),
     ("--set", "namespaces={team-a,team-b},nodes.watch=false,metrics.authentication=false"),
     ("--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-a"),
     ("--set", "admissionPolicy.enabled=true,admissionPolicy.namespaceSelector.matchLabels.tenant=yes"),
     ("--set-json", f"admissionPolicy={json.dumps(EVERYTHING_ALLOWED)}"),
+    ("--set-json", json.dumps(FURTHER_SETTINGS)),
 )
 
 
@@ -98,7 +113,7 @@ def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
     command_line.apply(job("kept", "team-a", finalizers=[FINALIZER]))
     before = command_line.get("rljob", "kept", "-n", "team-a")
 
-    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicas=2")
+    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicaCount=2")
 
     assert "Reward" in printer_columns(command_line)
     after = command_line.get("rljob", "kept", "-n", "team-a")

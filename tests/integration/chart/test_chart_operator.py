@@ -39,7 +39,7 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator as the chart's Deployment would run it; a ServiceAccount in team-b may read its metrics."""
     installed(
-        *("--set", "replicas=0,log.level=debug"),
+        *("--set", "replicaCount=0,log.level=debug"),
         *("--set", "metrics.readers[0].serviceAccount=prometheus,metrics.readers[0].namespace=team-b"),
     )
     [container] = command_line.get("deployment", NAMES, "-n", RELEASE_NAMESPACE)["spec"]["template"]["spec"][
@@ -163,6 +163,23 @@ def test_held_to_a_namespace_the_hook_leaves_the_jobs_of_others_alone(
 
     assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-a")] == [[]]
     assert [found["metadata"].get("finalizers", []) for found in jobs(command_line, "team-b")] == [[OURS]]
+
+
+def test_the_readmes_commands_do_without_the_hook(command_line: CommandLine, installed: Install) -> None:
+    installed()
+    for namespace in ("team-a", "team-b"):
+        command_line.apply(job("left", namespace, finalizers=[OURS], annotations={CLAIM: INSTALLATION, "mine": "kept"}))
+    command_line.helm("uninstall", RELEASE, "--no-hooks")
+
+    readme = (CHART / "README.md").read_text()
+    [script] = [block for block in re.findall(r"^```console\n(.*?)^```$", readme, re.M | re.S) if "while" in block]
+    path = f"{command_line.binaries}:{command_line.environment['PATH']}"
+    subprocess.run(["bash", "-ec", script], env=command_line.environment | {"PATH": path}, check=True, timeout=240)
+
+    for namespace in ("team-a", "team-b"):
+        [left] = jobs(command_line, namespace)
+        assert "finalizers" not in left["metadata"]
+        assert left["metadata"]["annotations"].keys() & {CLAIM, "mine"} == {"mine"}
 
 
 def test_without_remove_finalizers_there_is_no_hook(command_line: CommandLine) -> None:

@@ -12,7 +12,9 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import NODE_HAS_GPUS
 from rljob_operator.names import pod_group_name
+from rljob_operator.objects.gang_scheduling import ADMISSION_GATE, QUEUE_LABEL
 from rljob_operator.observe.observer import VOLCANO_GROUP
+from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
@@ -119,6 +121,22 @@ def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
     with restarted_with(placement_timeout_seconds=2):
         holds_for(3.0, lambda: len(job.pods) == 3, "a job in a queue waits longer than for placement")
     for name in pods:
+        api.merge("pods", name, {"spec": {"schedulingGates": []}}, namespace)  # Kueue admits
+    job.run()
+    job.complete()
+
+
+def test_the_label_of_kueue_queues_a_job_like_queue_name(
+    job: WatchedJob, kubelet: SimulatedKubelet, api: ApiClient, namespace: str, installed: Install
+) -> None:
+    installed(KUEUE)
+    kubelet.follow(namespace)
+    manifest = manifests.job("job")
+    manifest["metadata"]["labels"] = {QUEUE_LABEL: "gpus"}
+    api.create("rljobs", manifest, namespace)
+    for name, pod in job.wait_for_pods(2).items():
+        assert pod["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+        assert pod["spec"]["schedulingGates"] == [{"name": ADMISSION_GATE}]
         api.merge("pods", name, {"spec": {"schedulingGates": []}}, namespace)  # Kueue admits
     job.run()
     job.complete()

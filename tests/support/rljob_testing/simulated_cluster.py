@@ -53,6 +53,8 @@ class SimulatedCluster:
     uid: str = "job-uid"
     generation: int = 1
     finalizer: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the job."""
     operator: str = ""
     deleting: bool = False
     gone: bool = False
@@ -69,7 +71,8 @@ class SimulatedCluster:
     # --- the operator ---
 
     def observe(self) -> Observed:
-        manifest = {"metadata": {"name": "demo", "namespace": "team"}, "spec": self.spec}
+        metadata = {"name": "demo", "namespace": "team", "labels": self.labels}
+        manifest = {"metadata": metadata, "spec": self.spec}
         job = RLJob.model_validate(manifest).model_copy(update={"status": self.status})
         return Observed(
             job=None if self.facts.get("problem") else job,
@@ -82,6 +85,7 @@ class SimulatedCluster:
             deleting=self.deleting,
             has_finalizer=self.finalizer,
             operator=self.operator,
+            managed_by=self.spec.get("managedBy") or "",
             pods=tuple(self.pods.values()),
             step_report=self.report,
             nodes=self.nodes,

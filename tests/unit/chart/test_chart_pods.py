@@ -75,8 +75,40 @@ def test_the_operator_prefers_nodes_without_gpus_by_default(render: Render) -> N
     assert pod_templates(render(affinity=own))[0]["spec"]["affinity"] == own
 
 
+def test_both_pods_are_placed_and_resolve_names_alike(render: Render) -> None:
+    values: Object = {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.0.0.10"]},
+        "priorityClassName": "system-cluster-critical",
+    }
+    objects = render(**values)
+    templates = pod_templates(objects)
+    assert len(templates) == 2
+    for template in templates:
+        expected = {**values, "nodeSelector": {"kubernetes.io/os": "linux", "pool": "system"}}
+        assert expected.items() <= template["spec"].items()
+    for template in pod_templates(render()):
+        assert not {"dnsPolicy", "dnsConfig", "tolerations", "priorityClassName"} & template["spec"].keys()
+
+
+@pytest.mark.parametrize("secret", ["", "certificate"])
+def test_extra_volumes_are_mounted_beside_the_certificate(render: Render, secret: str) -> None:
+    volume = {"name": "ca", "configMap": {"name": "ca"}}
+    mount = {"name": "ca", "mountPath": "/etc/ssl/ca"}
+    objects = render(extraVolumes=[volume], extraVolumeMounts=[mount], metrics={"tls": {"secretName": secret}})
+    mounts = operator_container(objects)["volumeMounts"]
+    volumes = the(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert mounts[-1] == mount
+    assert volumes[-1] == volume
+    assert [found["name"] for found in volumes] == (["metrics-certificate"] if secret else []) + ["ca"]
+    assert [found["name"] for found in mounts] == [found["name"] for found in volumes]
+
+
 def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
-    objects = render(replicas=2, serviceMonitor={"enabled": True})
+    objects = render(replicaCount=2, serviceMonitor={"enabled": True})
     budget = the(objects, "PodDisruptionBudget")["spec"]
     selectors = [
         the(objects, "Deployment")["spec"]["selector"]["matchLabels"],

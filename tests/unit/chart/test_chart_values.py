@@ -30,14 +30,22 @@ def schema_values(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str,
 SCHEMA_VALUES = dict(schema_values(SCHEMA))
 
 EVERYTHING_ON: dict[str, Any] = {
-    "replicas": 2,
+    "replicaCount": 2,
     "namespaces": ["team-a", "team-b"],
     "imagePullSecrets": ["registry"],
     "podLabels": {"team": "ml"},
     "podAnnotations": {"note": "x"},
     "priorityClassName": "system-cluster-critical",
     "tolerations": [{"key": "control-plane", "operator": "Exists"}],
+    "commonLabels": {"team": "platform", "app.kubernetes.io/part-of": "training", "release": "mine"},
+    "commonAnnotations": {"owner": "platform"},
+    "affinity": {"nodeAffinity": {}},
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["10.0.0.10"]},
+    "extraArgs": ["--stale-watch-seconds=120"],
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ssl/certs", "readOnly": True}],
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
     "metrics": {"readers": [{"serviceAccount": "prometheus", "namespace": "monitoring"}]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -58,11 +66,18 @@ def test_helm_lint_finds_nothing(helm: Helm, values: dict[str, Any]) -> None:
     ("assignment", "message"),
     [
         ("trainer.devise=cpu", "at '/trainer': additional properties 'devise' not allowed"),
-        ("replica=2", "additional properties 'replica' not allowed"),
-        ("replicas=two", "at '/replicas': got string, want integer"),
+        ("replicas=2", "additional properties 'replicas' not allowed"),
+        ("replicaCount=two", "at '/replicaCount': got string, want integer"),
         ("trainer.device=tpu", "at '/trainer/device': value must be one of 'gpu', 'cpu'"),
         ("jobs.sharedMemory=4GB", "at '/jobs/sharedMemory': '4GB' does not match pattern"),
         ("namespaces={Team_A}", "at '/namespaces/0': 'Team_A' does not match pattern"),
+        (
+            r"commonLabels.app\.kubernetes\.io/name=mine",
+            "at '/commonLabels/app.kubernetes.io~1name'",
+        ),
+        (r"commonAnnotations.helm\.sh/hook=x", "at '/commonAnnotations/helm.sh~1hook'"),
+        ("dnsPolicy=Cluster", "at '/dnsPolicy': value must be one of"),
+        ("extraVolumes[0].emptyDir.medium=Memory", "at '/extraVolumes/0': missing property 'name'"),
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("jobs.gpuResources={gpu}", "at '/jobs/gpuResources/0': 'gpu' does not match pattern"),
         ("serviceMonitor.enabled=true,metrics.enabled=false", "serviceMonitor.enabled needs metrics.enabled"),
@@ -72,6 +87,20 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, assignment: str, message: 
     result = helm("template", "rljob", str(CHART), "--set", assignment)
     assert result.returncode != 0
     assert message in result.stderr
+
+
+def test_every_value_has_a_description() -> None:
+    assert [name for name, value in SCHEMA_VALUES.items() if not value.get("description")] == []
+
+
+def test_every_default_value_has_its_description_above_it() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line.lstrip().partition(":")[0].isidentifier()]
+    nested_in_free_form = {"requests: {cpu: 100m, memory: 128Mi}", "limits: {memory: 512Mi}"}
+    undescribed = {lines[number].strip() for number in keys if not lines[number - 1].lstrip().startswith("#")}
+    assert undescribed <= nested_in_free_form
+    assert len(keys) > 100
+    assert max(map(len, lines)) <= 120
 
 
 def test_schema_and_default_values_have_the_same_keys() -> None:
@@ -115,7 +144,7 @@ def run_with(render: Render, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert container["command"][0] == "rljob-operator"
         for name, value in environment(objects).items():
             monkeypatch.setenv(name, value)
-        assert cli.main(container["command"][1:]) == 0
+        assert cli.main([*container["command"][1:], *container.get("args", [])]) == 0
         return runs[0]
 
     return run_with
@@ -200,6 +229,20 @@ def test_every_value_reaches_the_operator(run_with: Any) -> None:
         log_level="debug",
     )
     assert settings.model_dump() == expected.model_dump()
+
+
+def test_extra_arguments_are_options_of_the_operator_and_precede_the_values(run_with: Any) -> None:
+    settings = run_with(log={"level": "info"}, extraArgs=["--stale-watch-seconds=120", "--log-level", "debug"])
+    assert (settings.stale_watch_seconds, settings.log_level) == (120.0, "debug")
+
+
+def test_with_an_unknown_extra_argument_the_operator_exits_with_code_2(
+    run_with: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run_with(extraArgs=["--stale-watch=120"])
+    assert exit_.value.code == 2
+    assert "unrecognized arguments: --stale-watch=120" in capsys.readouterr().err
 
 
 def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) -> None:

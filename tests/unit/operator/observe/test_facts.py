@@ -304,6 +304,24 @@ def test_only_the_first_errors_of_a_job_are_put_into_words(monkeypatch: pytest.M
 # --- StepReports: the job's own content, within bounds ---
 
 
+@pytest.mark.parametrize(
+    ("spec", "delegated"),
+    [
+        ({}, False),
+        ({"managedBy": "rljob.dev/operator"}, False),
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        ({"managedBy": "kueue.x-k8s.io/multikueue", "algorithm": "cannot be parsed"}, True),
+        ({"managedBy": ["a"]}, False),
+        (None, False),
+    ],
+)
+def test_a_job_of_another_manager_waits_for_no_node_and_holds_none(spec: object, delegated: bool) -> None:
+    fact = job_fact(job() | {"spec": spec})
+    assert (fact.delegated, fact.placed) == (delegated, delegated)
+    running = job_fact(job(status={"display": {"phase": "Running"}}) | {"spec": spec})
+    assert running.runs == (not delegated)
+
+
 def test_the_content_is_read_or_its_first_error_is_reported() -> None:
     report, problem = step_report_fact(step_report(step=4)).content(UID)
     assert report is not None

@@ -15,7 +15,7 @@ from rljob_operator.kube.connection import Connection
 from rljob_operator.kube.resources import RLJOBS
 from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.kube.watch import Key, Reflector
-from rljob_operator.metrics import WATCH_AGE_SECONDS
+from rljob_operator.metrics import JOBS, WATCH_AGE_SECONDS
 from rljob_operator.observe import job_facts
 from rljob_operator.observe.observer import CHECK_SECONDS, Observer
 from rljob_operator.observe.packed import unpack
@@ -94,6 +94,25 @@ def test_workloads_of_a_job_that_is_gone_release_its_queued_pods(observer: Obser
     assert observer.orphaned_workloads(SUMS) == ("sums-rljob-1",)
     observer.pods.put(pod(version=21, **LEAVING))
     assert observer.orphaned_workloads(SUMS) == (), "it was admitted"
+
+
+def test_a_job_of_another_manager_is_in_no_metric_and_waits_for_no_node(observer: Observer) -> None:
+    spec = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    before = counted()
+    observer.jobs.put(job(spec=spec, status={"display": {"phase": "Running"}}))
+    assert seen(observer).delegated
+    assert counted() == before
+    assert not observer.runs(SUMS)
+    observer.unplaced.wake_later()
+    assert observer.unplaced.next_portion() == []
+    observer.jobs.forget(SUMS)
+    assert counted() == before
+
+
+def counted() -> dict[str, float]:
+    """Jobs by phase, as the metric has them."""
+    [metric] = JOBS.collect()
+    return {sample.labels["phase"]: sample.value for sample in metric.samples if sample.value}
 
 
 def test_a_change_wakes_its_job_and_no_other(observer: Observer, woken: Woken) -> None:

@@ -203,6 +203,19 @@ def test_a_finished_job_is_not_claimed() -> None:
 def test_a_job_that_names_another_manager_is_left_to_it(manager: str, is_ours: bool) -> None:
     cluster = new_job(managedBy=manager)
     assert (cluster.decide() != Desired()) == is_ours
+    cluster.facts = {"problem": "spec.algorithm: unknown field"}
+    assert (cluster.decide() != Desired()) == is_ours, "also if the spec cannot be parsed"
+
+
+def test_a_job_of_another_manager_that_is_deleted_keeps_no_finalizer_of_ours() -> None:
+    """Which a manifest that was copied from another job brings along."""
+    cluster = new_job(managedBy="kueue.x-k8s.io/multikueue")
+    cluster.finalizer = True
+    assert cluster.decide() == Desired(), "nothing before its deletion"
+    cluster.deleting = True
+    assert cluster.decide() == Desired(finalizer=False)
+    cluster.finalizer = False
+    assert cluster.decide() == Desired()
 
 
 # --- objects that running pods need ---

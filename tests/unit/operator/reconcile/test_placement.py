@@ -162,6 +162,51 @@ def test_pods_held_by_kueue_wait_for_their_queue() -> None:
     created({"queueName": "team"}, KUEUE).gate().settled(scheduled="WaitingForQueue", scheduled_says="team")
 
 
+QUEUE_LABEL = {"kueue.x-k8s.io/queue-name": "team"}
+
+
+def first_pods(cluster: SimulatedCluster) -> list[dict[str, Any]]:
+    desired = next(desired for _ in range(9) if (desired := cluster.round()).create)
+    return [created for created in desired.create if created["kind"] == "Pod"]
+
+
+def test_the_label_of_kueue_names_the_queue_of_a_job_without_queue_name() -> None:
+    cluster = new_job()
+    cluster.labels = QUEUE_LABEL
+    message = "the label kueue.x-k8s.io/queue-name is team, but the cluster has no Kueue"
+    cluster.settled(scheduled="GangSchedulerMissing", scheduled_says=message)
+    cluster.facts = dict(KUEUE)
+    pods = first_pods(cluster)
+    assert len(pods) == 3
+    for pod in pods:
+        assert QUEUE_LABEL.items() <= pod["metadata"]["labels"].items()
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "demo-rljob-1"
+        assert pod["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+    cluster.gate().settled(scheduled="WaitingForQueue", start_time=None)
+
+
+@pytest.mark.parametrize("labels", [{}, QUEUE_LABEL])
+def test_queue_name_precedes_the_label(labels: dict[str, str]) -> None:
+    cluster = new_job(queueName="mine", facts=KUEUE)
+    cluster.labels = labels
+    assert {pod["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") for pod in first_pods(cluster)} == {"mine"}
+
+
+def test_an_empty_label_names_no_queue() -> None:
+    cluster = new_job()
+    cluster.labels = {"kueue.x-k8s.io/queue-name": ""}
+    cluster.run().expect(phase="Running")
+
+
+def test_a_job_with_the_label_that_asks_for_volcano_is_refused() -> None:
+    """As the API server refuses it with queueName."""
+    cluster = new_job(gang="Volcano", facts=KUEUE | VOLCANO)
+    cluster.labels = QUEUE_LABEL
+    cluster.settled(pods=set(), stalled="InvalidSpec", stalled_says="write gang: Auto, or remove the label")
+    cluster.labels = {}
+    cluster.run().expect(phase="Running")
+
+
 # --- pods that are refused in part: those that exist are released, so that they block no other job ---
 
 

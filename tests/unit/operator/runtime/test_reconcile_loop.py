@@ -160,6 +160,19 @@ def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
     assert "ZeroDivisionError" in loop.executor.bugs[0]
 
 
+@pytest.mark.parametrize(("manager", "reports"), [("rljob.dev/operator", 1), ("kueue.x-k8s.io/multikueue", 0)])
+def test_a_mistake_is_not_written_into_a_job_of_another_manager(manager: str, reports: int) -> None:
+    mistakes: list[Exception] = [ZeroDivisionError()]
+
+    def decide(_: Observed) -> None:
+        if mistakes:
+            raise mistakes.pop()
+
+    stored = job()
+    loop = Loop(decide=decide, jobs=[stored | {"spec": stored["spec"] | {"managedBy": manager}}])
+    assert len(loop.executor.bugs) == reports
+
+
 def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(observer: Observer, key: Key) -> Observation | None:
         if key == SUMS:
