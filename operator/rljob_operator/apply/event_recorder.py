@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from rljob_operator.event_note import EventNote, Subject
+from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError, NotFound
 from rljob_operator.kube.resources import EVENTS, RLJOBS, Object

@@ -45,8 +45,7 @@ from rljob_operator.kube.watch import Key
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.objects.metadata import is_shared
 from rljob_operator.observation import Observation
-from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion, RequiredObject
+from rljob_operator.reconcile.desired import BugReport, Desired, Manifest, PodDeletion, RequiredObject
 from rljob_operator.reconcile.observed import Observed
 
 

@@ -18,7 +18,7 @@ from rljob_operator.apply.event_recorder import EventRecorder, Tokens, remembere
 from rljob_operator.diagnose.container_end import ContainerEnd, container_ends
 from rljob_operator.diagnose.explanation import Explanation, explanation_of
 from rljob_operator.diagnose.owners import top_owner
-from rljob_operator.event_note import EventNote, Subject
+from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError
 from rljob_operator.kube.lease import LeadershipLost

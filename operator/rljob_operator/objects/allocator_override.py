@@ -14,7 +14,7 @@ from rljob_memory.allocator import (
     torch_release,
 )
 from rljob_memory.allocator_settings import allocator_options, setting_problems
-from rljob_operator.event_note import EventNote
+from rljob_operator.events import EventNote
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_parts import CONTAINER

@@ -17,7 +17,7 @@ from rljob_api.quantity import shown
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names
-from rljob_operator.event_note import EventNote
+from rljob_operator.events import EventNote
 from rljob_operator.objects.accounts import build_account
 from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
 from rljob_operator.objects.attempt import ControllerPlacement, Gang, JobAttempt

@@ -22,7 +22,7 @@ from rljob_operator.observe.step_report_facts import StepReportFact, step_report
 from rljob_operator.observe.unplaced import UnplacedJobs, gains_room
 from rljob_operator.reconcile.observed import Observed, ObservedNode
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
-from rljob_operator.reconcile.write_budget import WriteBudget
+from rljob_operator.reconcile.status import WriteBudget
 
 VOLCANO_GROUP = "scheduling.volcano.sh"
 KUEUE_GROUP = "kueue.x-k8s.io"

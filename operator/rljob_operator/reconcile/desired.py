@@ -1,12 +1,13 @@
-"""Writes for one job: the result of a reconcile, executed in the order of the fields."""
+"""Writes for one job: the result of a reconcile, and reports about a job that cannot be reconciled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
-from rljob_operator.event_note import EventNote
+from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.metadata import Manifest
 from rljob_operator.objects.required_objects import RequiredObject
 
@@ -61,3 +62,41 @@ class Desired:
     """Recorded after the write of the status has succeeded, or if there was nothing to write."""
     requeue_after_seconds: float | None = None
     """Reconcile again after this time even without a change: a deadline, a time to live, a delay."""
+
+
+# --- Reports about a job that cannot be reconciled ---
+
+
+_MAX_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True)
+class BugReport:
+    """A condition that is False, and an Event."""
+
+    condition: ConditionType
+    reason: ConditionReason
+    event: EventNote
+
+
+def report_bug(error: Exception) -> BugReport:
+    """The job has not failed: a corrected operator continues it."""
+    message = (
+        f"the operator cannot reconcile this job ({type(error).__name__}: {str(error)[:_MAX_ERROR]}); this is a bug in "
+        "the operator: report it with the operator's log, and change or delete the job"
+    )
+    return _report(message)
+
+
+def report_unfinished(deaths: int) -> BugReport:
+    """Report about a job during whose reconcile the operator's process has ended `deaths` times."""
+    times = "once" if deaths == 1 else f"{deaths} times"
+    return _report(
+        f"the operator's process ended {times} while it reconciled this job, so it reconciles all other jobs first and "
+        "waits before it tries again; shorten the job's templates, use fewer replicas, or delete the job"
+    )
+
+
+def _report(message: str) -> BugReport:
+    event = EventNote("Warning", EventReason.RECONCILE_ERROR.value, message)
+    return BugReport(ConditionType.FAILED, ConditionReason.RECONCILE_ERROR, event)

@@ -12,7 +12,9 @@ from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.memory_evidence import (
+from rljob_operator.reconcile.attempt_result import AttemptResult, Complete, Failed, NotCounted, Verdict
+from rljob_operator.reconcile.creation import failed_restart_in_place, stuck_in_restarts
+from rljob_operator.reconcile.memory_recovery import (
     OUT_OF_MEMORY_CODES,
     evidence_of_exit,
     evidence_of_kill,
@@ -20,11 +22,7 @@ from rljob_operator.reconcile.memory_evidence import (
     pod_of,
 )
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
-from rljob_operator.reconcile.pod_failures import evicted, init_container_failed
-from rljob_operator.reconcile.restart_in_place import failed_restart_in_place, stuck_in_restarts
-from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted, Verdict
-from rljob_operator.reconcile.view import JobView
+from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
 CONTROLLER_GRACE_SECONDS = 20.0
 """Seconds that the controller has to notice a terminated worker, exit too, and report more about the cause."""
@@ -228,3 +226,26 @@ def _sentence(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> s
 def _not_counted(sentence: str, pod: ObservedPod | None) -> AttemptResult:
     exit_code = pod.end.exit_code if pod and pod.end else None
     return AttemptResult(AttemptReason.PODS_DISRUPTED, sentence, NotCounted(), exit_code)
+
+
+# --- Failures of a pod as a whole ---
+
+
+def init_container_failed(view: JobView) -> AttemptResult | None:
+    """Result of an attempt with a pod whose init container failed, so that the trainer cannot start."""
+    for pod in view.pods:
+        failure = pod.failed_init_container
+        if failure and not (pod.disruption or pod.deleting):
+            sentence = failure.message("init container", pod.name)
+            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, sentence, Failed())
+    return None
+
+
+def evicted(view: JobView) -> AttemptResult | None:
+    """Result of an attempt with a pod that was evicted because it exceeded a limit of its own."""
+    for pod in view.pods:
+        if pod.evicted is not None:
+            why = pod.evicted.rstrip(". ") or "it exceeded a limit of its own"
+            sentence = f"pod {pod.name} was evicted: {why}; raise that limit in spec.{pod.role}.template"
+            return AttemptResult(AttemptReason.EVICTED, sentence, Failed(), pod.end.exit_code if pod.end else None)
+    return None

@@ -27,8 +27,7 @@ from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import RECONCILE_ERRORS, STATUS_WRITES_DELAYED
 from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.bug_report import BugReport, report_bug, report_unfinished
-from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.desired import BugReport, Desired, report_bug, report_unfinished
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime.job_metrics import count
 from rljob_operator.runtime.unfinished_reconciles import SLOW_SECONDS, UnfinishedReconciles

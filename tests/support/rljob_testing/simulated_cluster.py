@@ -17,7 +17,7 @@ from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.reconcile.write_budget import WriteBudget
+from rljob_operator.reconcile.status import WriteBudget
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
 

@@ -15,8 +15,7 @@ from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.reconcile.bug_report import report_bug
-from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject
+from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
     UID,

@@ -25,8 +25,7 @@ from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
 from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired, RequiredObject
+from rljob_operator.reconcile.desired import BugReport, Desired, RequiredObject
 from rljob_operator.reconcile.observed import Observed
 from rljob_operator.runtime import reconcile_loop, unfinished_reconciles
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop
