@@ -118,8 +118,8 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     if isinstance(objects, str):
         return set_invalid_spec(objects, draft)
     if ignored := harmless_foreign_pods(view):
-        sentence = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
-        draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
+        message = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
+        draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, message)
     desired = create_missing(objects, view)
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 

@@ -47,7 +47,7 @@ class AttemptResult:
 
     reason: AttemptReason
     message: str
-    """A sentence for people: what happened, and what to do if something can be done."""
+    """What happened, and what to do if something can be done."""
     verdict: Verdict
     exit_code: int | None = None
 

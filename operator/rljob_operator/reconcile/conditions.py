@@ -69,8 +69,8 @@ def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
     if any(pod.gated for pod in view.pods):
         queue = f" {view.spec.queue_name}" if view.spec.queue_name else ""
         return ConditionReason.WAITING_FOR_QUEUE, f"the pods wait for admission by the queue{queue}{growth_note(view)}"
-    if (sentence := unplaceable(view)) is not None:
-        return ConditionReason.UNSCHEDULABLE, sentence
+    if (message := unplaceable(view)) is not None:
+        return ConditionReason.UNSCHEDULABLE, message
     placed = sum(1 for pod in view.pods if pod.node)
     if not placed:
         return ConditionReason.WAITING_FOR_PODS, "the pods are being created"
@@ -84,12 +84,12 @@ def _set_scheduled(view: JobView, draft: StatusDraft) -> None:
     if controller is None or controller.node not in gpu_nodes:
         draft.condition(ConditionType.SCHEDULED, True, ConditionReason.PODS_SCHEDULED, "all pods are scheduled")
         return
-    sentence = (
+    message = (
         f"the controller runs on {controller.node}, a node with {gpu_nodes[controller.node]} GPUs, which are hidden "
         "from it; add a node without GPUs"
     )
-    draft.condition(ConditionType.SCHEDULED, True, ConditionReason.CONTROLLER_ON_GPU_NODE, sentence)
-    draft.event("Warning", EventReason.CONTROLLER_ON_GPU_NODE, sentence)
+    draft.condition(ConditionType.SCHEDULED, True, ConditionReason.CONTROLLER_ON_GPU_NODE, message)
+    draft.event("Warning", EventReason.CONTROLLER_ON_GPU_NODE, message)
 
 
 # --- Running ---
@@ -121,7 +121,7 @@ def _why_not_ready(view: JobView) -> str:
 
 
 def _sidecar_problem(pod: ObservedPod) -> str:
-    """Message about a container beside the trainer that failed or cannot start; empty if there is none."""
+    """Message about a container other than the trainer that failed or cannot start; empty if there is none."""
     if pod.failed_sidecar:
         return pod.failed_sidecar.message("container", pod.name)
     return f"pod {pod.name}: {pod.waiting}" if pod.waiting and pod.started else ""
@@ -144,13 +144,13 @@ def _set_running(view: JobView, draft: StatusDraft) -> None:
             draft.event("Warning", EventReason.STEP_REPORT_IGNORED, problem)
         message = f"the pods run, but status.step is out of date: {problem}"
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_REPORT_IGNORED, message)
-    elif sentence := overdue_step(view):
+    elif overdue := overdue_step(view):
         if before != ConditionReason.STEP_OVERDUE:
-            draft.event("Warning", EventReason.STEP_OVERDUE, sentence)
-        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, sentence)
+            draft.event("Warning", EventReason.STEP_OVERDUE, overdue)
+        draft.condition(ConditionType.RUNNING, True, ConditionReason.STEP_OVERDUE, overdue)
     else:
-        beside = next((f"; {problem}" for pod in view.pods if (problem := _sidecar_problem(pod))), "")
-        message = f"steps are being committed{waiting_for(view, draft)}{beside}"
+        sidecar = next((f"; {problem}" for pod in view.pods if (problem := _sidecar_problem(pod))), "")
+        message = f"steps are being committed{waiting_for(view, draft)}{sidecar}"
         draft.condition(ConditionType.RUNNING, True, ConditionReason.STEPS_COMMITTED, message)
 
 
@@ -280,7 +280,7 @@ def set_memory_pressure_condition(view: JobView, draft: StatusDraft) -> None:
         if low := low_memory_limit(view.spec):
             draft.condition(ConditionType.MEMORY_PRESSURE, False, ConditionReason.LIMIT_BELOW_PREDICTION, low)
         return
-    sentence = messages.pressure_message(current.memory_pressure)
+    message = messages.pressure_message(current.memory_pressure)
     if not draft.held(ConditionType.MEMORY_PRESSURE):
-        draft.event("Warning", EventReason.MEMORY_PRESSURE, sentence)
-    draft.condition(ConditionType.MEMORY_PRESSURE, True, ConditionReason.MEMORY_RUNNING_OUT, sentence)
+        draft.event("Warning", EventReason.MEMORY_PRESSURE, message)
+    draft.condition(ConditionType.MEMORY_PRESSURE, True, ConditionReason.MEMORY_RUNNING_OUT, message)

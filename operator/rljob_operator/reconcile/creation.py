@@ -10,8 +10,9 @@ from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventReason
-from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
+from rljob_operator.objects.template_checks import InvalidTemplate
 from rljob_operator.reconcile.attempt_result import (
     AttemptResult,
     Failed,
@@ -20,7 +21,7 @@ from rljob_operator.reconcile.attempt_result import (
     restart_delay_seconds,
 )
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import Observed, ObservedNode, ObservedPod
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.placement import controller_placement, gang_of
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView, elapsed_seconds, pods_by_role
@@ -33,25 +34,25 @@ def create_missing(objects: JobObjects, view: JobView) -> Desired:
     return Desired(require=objects.require, apply=objects.apply, create=objects.create + pods, events=objects.notices)
 
 
-def build(view: JobView, attempt: int) -> JobObjects | str:
-    """The objects of an attempt, or the error in the templates of the job."""
+def build(view: JobView, number: int) -> JobObjects | str:
+    """The objects of attempt `number`, or the error in the templates of the job."""
     observed = view.observed
+    attempt = JobAttempt(
+        job=view.job.model_copy(update={"status": None}),
+        settings=view.settings,
+        namespace=observed.namespace,
+        uid=observed.uid,
+        number=number,
+        plan=view.status.plan,
+        plan_changes=tuple(view.status.plan_changes),
+        restarts_in_place=_can_restart_in_place(observed.nodes),
+        controller_placement=controller_placement(observed, view.spec, nodes_are_known=view.settings.watch_nodes),
+        gang=gang_of(observed, view.spec),
+    )
     try:
-        return build_job_objects(
-            view.job.model_copy(update={"status": None}),
-            view.settings,
-            namespace=observed.namespace,
-            uid=observed.uid,
-            attempt=attempt,
-            plan=view.status.plan,
-            plan_changes=view.status.plan_changes,
-            restarts_in_place=_can_restart_in_place(observed.nodes),
-            controller_placement=controller_placement(observed, view.spec, nodes_are_known=view.settings.watch_nodes),
-            gang=gang_of(observed, view.spec),
-            ray_token=observed.fresh_token,
-        )
-    except InvalidTemplate as problem:
-        return problem.sentence
+        return build_job_objects(attempt, observed.fresh_token)
+    except InvalidTemplate as error:
+        return str(error)
 
 
 def _can_restart_in_place(nodes: Sequence[ObservedNode]) -> bool:
@@ -65,27 +66,27 @@ def harmless_foreign_pods(view: JobView) -> list[str]:
     return sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods})
 
 
-def report_invalid_spec(observed: Observed, draft: StatusDraft) -> Desired:
+def report_invalid_spec(observed: ObservedJob, draft: StatusDraft) -> Desired:
     """Report a job that cannot be parsed. Running pods keep the spec that they started with."""
-    sentence = observed.problem or "cannot parse the spec"
+    problem = observed.problem or "cannot parse the spec"
     if draft.status.completion_time is not None:
         return Desired()
     if any(not pod.ended for pod in observed.pods):
-        message = f"the running attempt keeps its spec; the changed spec is invalid: {sentence}"
+        message = f"the running attempt keeps its spec; the changed spec is invalid: {problem}"
         draft.invalid_spec = message
         return Desired()
     if draft.holds(ConditionType.RUNNING):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.PODS_TERMINATED, "the pods have terminated")
-    return set_invalid_spec(sentence, draft)
+    return set_invalid_spec(problem, draft)
 
 
-def set_invalid_spec(sentence: str, draft: StatusDraft) -> Desired:
+def set_invalid_spec(problem: str, draft: StatusDraft) -> Desired:
     """Record that no attempt can use the spec. This is no failure of the job, which continues with a corrected spec."""
     if draft.reason(ConditionType.STALLED) != ConditionReason.INVALID_SPEC:
-        draft.event("Warning", EventReason.INVALID_SPEC, sentence)
+        draft.event("Warning", EventReason.INVALID_SPEC, problem)
     if draft.holds(ConditionType.FAILED):  # as earlier versions of the operator reported an invalid spec
         draft.reset(ConditionType.FAILED)
-    draft.invalid_spec = f"{sentence}; fix the spec with kubectl apply"
+    draft.invalid_spec = f"{problem}; fix the spec with kubectl apply"
     return Desired()
 
 
@@ -152,8 +153,8 @@ def failed_restart_in_place(view: JobView) -> AttemptResult | None:
     for pod in view.not_restarted:
         if pod.ended or late:
             how = "ended" if pod.ended else f"did not restart within {RESTART_TIMEOUT_SECONDS:.0f} s"
-            sentence = f"pod {pod.name} {how} during a restart in place; the operator replaces the pods"
-            return AttemptResult(AttemptReason.NOT_RESTARTED_IN_PLACE, sentence, NotCounted())
+            message = f"pod {pod.name} {how} during a restart in place; the operator replaces the pods"
+            return AttemptResult(AttemptReason.NOT_RESTARTED_IN_PLACE, message, NotCounted())
     return None
 
 
@@ -189,11 +190,11 @@ def stuck_in_restarts(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         restarts = _restarts_in_this_attempt(pod, view)
         if pod.restarts_in_place and restarts > MAX_RESTARTS_IN_PLACE:
-            sentence = (
+            message = (
                 f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: a "
                 f"container of the template requests restarts; kubectl logs {pod.name} --all-containers shows which"
             )
-            return AttemptResult(AttemptReason.RESTART_LOOP, sentence, Failed(), ExitCode.RESTART_IN_PLACE)
+            return AttemptResult(AttemptReason.RESTART_LOOP, message, Failed(), ExitCode.RESTART_IN_PLACE)
     return None
 
 

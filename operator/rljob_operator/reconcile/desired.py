@@ -8,8 +8,8 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator.events import EventNote, EventReason
-from rljob_operator.objects.metadata import Manifest
-from rljob_operator.objects.required_objects import RequiredObject
+from rljob_operator.objects.attempt import Manifest
+from rljob_operator.objects.supporting_objects import RequiredObject
 
 __all__ = ["Desired", "EventNote", "Manifest", "PodDeletion", "RequiredObject"]
 

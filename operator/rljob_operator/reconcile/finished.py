@@ -59,14 +59,14 @@ def conclude(end: AttemptResult, draft: StatusDraft, view: JobView) -> Desired:
             return _recover(end, failure, draft, view)
 
 
-def fail(sentence: str, reason: ConditionReason, draft: StatusDraft, view: JobView) -> Desired:
+def fail(message: str, reason: ConditionReason, draft: StatusDraft, view: JobView) -> Desired:
     """The job has failed. Its pods go in the next round, in their order."""
     draft.condition(
-        ConditionType.FAILED, True, reason, f"{sentence}{'' if sentence.endswith('.') else '.'} {HOW_TO_RESUME}"
+        ConditionType.FAILED, True, reason, f"{message}{'' if message.endswith('.') else '.'} {HOW_TO_RESUME}"
     )
     draft.set(failure=failed_spec(view))
     draft.condition(ConditionType.RECOVERING, False, ConditionReason.GIVEN_UP, "the job has failed")
-    draft.event("Warning", EventReason.JOB_FAILED, f"{reason.value}: {sentence}")
+    draft.event("Warning", EventReason.JOB_FAILED, f"{reason.value}: {message}")
     return _finished(draft, view)
 
 
@@ -210,12 +210,12 @@ def _has_more_steps(view: JobView) -> bool:
 
 
 def _reopen(view: JobView, draft: StatusDraft) -> Desired:
-    sentence = f"{view.status.step or 0} of {view.spec.algorithm.steps} steps are committed"
-    draft.condition(ConditionType.COMPLETE, False, ConditionReason.STEPS_RAISED, sentence)
+    message = f"{view.status.step or 0} of {view.spec.algorithm.steps} steps are committed"
+    draft.condition(ConditionType.COMPLETE, False, ConditionReason.STEPS_RAISED, message)
     draft.set(completion_time=None)
     if draft.attempt is not None and draft.attempt.end_time is None:
         draft.change_attempt(end_time=view.now)
-    draft.event("Normal", EventReason.STEPS_RAISED, sentence)
+    draft.event("Normal", EventReason.STEPS_RAISED, message)
     return Desired()
 
 
@@ -256,14 +256,14 @@ def resumption_message(view: JobView, draft: StatusDraft) -> str:
 
 def resume(view: JobView, draft: StatusDraft) -> None:
     """Clear the failure. The record of attempts stays; budgets and delays start afresh."""
-    sentence = (
+    message = (
         f"the spec was changed after the failure (generation {view.observed.generation}): "
         f"{resumption_message(view, draft)}"
     )
     latest = draft.attempt
     if latest is not None and latest.end_time is None:
         draft.change_attempt(end_time=view.now)
-    draft.condition(ConditionType.FAILED, False, ConditionReason.RESUMED, sentence)
+    draft.condition(ConditionType.FAILED, False, ConditionReason.RESUMED, message)
     draft.reset(ConditionType.RECOVERING)
     draft.set(
         completion_time=None,
@@ -272,7 +272,7 @@ def resume(view: JobView, draft: StatusDraft) -> None:
         restarts=0,
         resumed_from_attempt=latest.number + 1 if latest else 1,
     )
-    draft.event("Normal", EventReason.RESUMED, sentence)
+    draft.event("Normal", EventReason.RESUMED, message)
 
 
 def _digest(spec: RLJobSpec) -> str:

@@ -25,7 +25,7 @@ from rljob_operator.reconcile.view import JobView, committed_steps, possible_tim
 
 _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 
-# --- what the engine is given ---
+# --- Input of the recovery engine ---
 
 
 def failure_report(end: AttemptResult, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
@@ -58,7 +58,7 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
 
 
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
-    """`pod`: whose memory ran out; None for every other failure."""
+    """`pod`: the pod that ran out of memory; None for every other failure."""
     trainer = view.spec.trainer
     return Constraints(
         settings=view.spec.memory,
@@ -81,7 +81,7 @@ def _node_to_leave(pod: ObservedPod, view: JobView) -> str | None:
     return pod.node if leaves else None
 
 
-# --- what the status records ---
+# --- Records in the status ---
 
 
 def record_failure(failure: Failed, draft: StatusDraft) -> None:
@@ -116,7 +116,7 @@ def record_trainers_failure(change: PlanChange, draft: StatusDraft) -> None:
     draft.event("Warning", EventReason.OUT_OF_MEMORY, message)
 
 
-# --- Evidence: the trainer's own, else what its pods show ---
+# --- Evidence: the trainer's own, else from its pods ---
 
 
 OUT_OF_MEMORY_CODES = frozenset(
@@ -127,37 +127,37 @@ _CLASS_OF_CODE = {
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
 }
 _BY_THE_KERNEL, _BY_THE_EXIT_CODE = 0.98, 0.9
-_LONGEST_SENTENCE = 2048
+_LONGEST_MESSAGE = 2048
 
 
-def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Evidence:
+def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
     """Evidence of a container that ended with one of the out-of-memory exit codes: the trainer's, if it left any.
 
     The StepReport has it complete, the termination message at most 4,096 bytes of it. It comes with its diagnoses.
     """
-    said = end.message.evidence if end.message else None
-    said = said and with_possible_time(said, *possible_times(view.observed, view.now))
+    ended_with = end.message.evidence if end.message else None
+    ended_with = ended_with and with_possible_time(ended_with, *possible_times(view.observed, view.now))
     reported = view.report.last_evidence if view.report else None
-    fresh = [words for words in (reported, said) if words is not None and _is_unanswered(words, view)]
+    found = [evidence for evidence in (reported, ended_with) if evidence is not None and _is_unanswered(evidence, view)]
     class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))
-    if not fresh:
-        return diagnosed(_made(pod, end, sentence, class_, _BY_THE_EXIT_CODE, view), _plan_followed(view))
-    words = diagnosed(max(fresh, key=lambda words: words.time), _plan_followed(view))
-    if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in words.diagnoses):
-        return words
-    by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, words.message, pod_of(words, pod, view))
-    return words.model_copy(update={"diagnoses": [by_code]})
+    if not found:
+        return diagnosed(_evidence_of_pod(pod, end, message, class_, _BY_THE_EXIT_CODE, view), _plan_followed(view))
+    evidence = diagnosed(max(found, key=lambda one: one.time), _plan_followed(view))
+    if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in evidence.diagnoses):
+        return evidence
+    by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, evidence.message, pod_of(evidence, pod, view))
+    return evidence.model_copy(update={"diagnoses": [by_code]})
 
 
-def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Evidence:
+def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
     """Evidence of a container that the kernel killed for its memory, and that could not report anything."""
-    return _made(pod, end, sentence, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
+    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
 
 
-def pod_of(evidence: Evidence, said_by: ObservedPod, view: JobView) -> ObservedPod:
+def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> ObservedPod:
     """The pod whose memory ran out: that of the process in the evidence, else the pod that reported it."""
     place = view.layout.pod_of(evidence.role, evidence.rank)
-    return next((pod for pod in view.pods if (pod.role, pod.index) == place), said_by)
+    return next((pod for pod in view.pods if (pod.role, pod.index) == place), reporter)
 
 
 def _plan_followed(view: JobView) -> MemoryPlan | None:
@@ -168,18 +168,18 @@ def _plan_followed(view: JobView) -> MemoryPlan | None:
     return view.status.plan or (view.report.plan if view.report else None)
 
 
-def _is_unanswered(words: Evidence, view: JobView) -> bool:
+def _is_unanswered(evidence: Evidence, view: JobView) -> bool:
     """The evidence belongs to the latest attempt, and no change of the plan has answered its failure."""
     assert view.attempt is not None
     changes = [*view.status.plan_changes, *(view.report.plan_changes if view.report else [])]
-    answered = any(change.attempt == words.attempt and change.time >= words.time for change in changes)
-    return words.attempt == view.attempt.number and not answered
+    answered = any(change.attempt == evidence.attempt and change.time >= evidence.time for change in changes)
+    return evidence.attempt == view.attempt.number and not answered
 
 
-def _made(
+def _evidence_of_pod(
     pod: ObservedPod,
     end: ContainerTermination,
-    sentence: str,
+    message: str,
     class_: FailureClass | None,
     confidence: float,
     view: JobView,
@@ -194,18 +194,18 @@ def _made(
         rank=view.layout.first_rank(pod.role, pod.index),
         step=min((committed_steps(view) or 0) + 1, view.spec.algorithm.steps),
         phase=_phase(view),
-        message=sentence,
-        diagnoses=[_diagnosis(class_, confidence, sentence, pod)] if class_ else [],
+        message=message,
+        diagnoses=[_diagnosis(class_, confidence, message, pod)] if class_ else [],
     )
 
 
-def _diagnosis(class_: FailureClass, confidence: float, sentence: str, pod: ObservedPod) -> DiagnosisStatus:
+def _diagnosis(class_: FailureClass, confidence: float, message: str, pod: ObservedPod) -> DiagnosisStatus:
     limit = pod.memory_limit_bytes if class_ is FailureClass.HOST_MEMORY else None
     return DiagnosisStatus.model_validate(
         {
             "class": class_.value,
             "confidence": confidence,
-            "message": sentence[:_LONGEST_SENTENCE],
+            "message": message[:_LONGEST_MESSAGE],
             "numbers": {"limit_bytes": limit} if limit is not None else {},
         }
     )

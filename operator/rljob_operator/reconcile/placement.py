@@ -11,7 +11,7 @@ from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import ControllerPlacement, Gang
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.attempt_result import AttemptResult, NotCounted
-from rljob_operator.reconcile.observed import Observed, ObservedNode
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
 from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds
 
 Obstacle = tuple[ConditionReason, str]
@@ -46,7 +46,7 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
     return None
 
 
-def controller_placement(observed: Observed, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
+def controller_placement(observed: ObservedJob, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
     """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler.
 
     Otherwise tainted nodes with GPUs if there are any: a cluster that begins without nodes gets one that fits.
@@ -68,8 +68,8 @@ def refusal(view: JobView) -> Obstacle | None:
     if view.observed.namespace_terminating:
         return obstacle_to_pods(view)
     if foreign := _foreign_in_the_way(view):
-        sentence = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
-        return ConditionReason.FOREIGN_POD, sentence
+        message = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
+        return ConditionReason.FOREIGN_POD, message
     if view.observed.foreign_object:
         return ConditionReason.FOREIGN_OBJECT, view.observed.foreign_object
     if view.observed.missing_object:
@@ -159,7 +159,7 @@ def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:
 _LONGEST_RETRY_FACTOR = 10.0
 
 
-def gang_of(observed: Observed, spec: RLJobSpec) -> Gang:
+def gang_of(observed: ObservedJob, spec: RLJobSpec) -> Gang:
     if spec.queue_name is not None:
         return "Kueue"
     if spec.gang == "Volcano" or (spec.gang == "Auto" and observed.volcano_installed):
@@ -189,13 +189,13 @@ def half_placed_too_long(view: JobView) -> AttemptResult | None:
     if half_placed_seconds_left(view) != 0.0:
         return None
     if _is_refused_in_part(view) and (refused := refusal(view)):
-        sentence = f"only {len(view.pods)} of {len(view.expected_pods)} pods exist, so all are deleted: {refused[1]}"
-        return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
+        message = f"only {len(view.pods)} of {len(view.expected_pods)} pods exist, so all are deleted: {refused[1]}"
+        return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
     placed = sum(1 for pod in view.pods if pod.node)
     scheduled = condition_of(view.status, ConditionType.SCHEDULED)
     why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
-    sentence = f"only {placed} of {len(view.expected_pods)} pods were scheduled, so all are deleted{why}"
-    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, sentence, NotCounted())
+    message = f"only {placed} of {len(view.expected_pods)} pods were scheduled, so all are deleted{why}"
+    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
 
 
 def _is_refused_in_part(view: JobView) -> bool:

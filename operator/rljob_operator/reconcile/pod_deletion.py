@@ -10,7 +10,7 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.names import kueue_group_name
 from rljob_operator.reconcile.desired import Desired, PodDeletion
-from rljob_operator.reconcile.observed import Observed, ObservedNode, ObservedPod
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView
 from rljob_operator.settings import OperatorSettings
@@ -89,7 +89,7 @@ def uses_finalizer(settings: OperatorSettings) -> bool:
     return not settings.namespaces
 
 
-def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
+def finish_deletion(observed: ObservedJob, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
     """Delete the pods of a job that is being deleted, report those that do not terminate, and then remove the
     finalizer."""
     if observed.pods and uses_finalizer(settings):
@@ -99,7 +99,7 @@ def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSe
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
 
-def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
+def workloads_to_delete(observed: ObservedJob) -> tuple[str, ...]:
     """Workloads of attempts whose pods are being deleted while they wait for Kueue's admission.
 
     Kueue keeps a finalizer on the pods of a group until the group has finished or the Workload is deleted:
@@ -151,7 +151,7 @@ class Termination:
     now: datetime
 
     @classmethod
-    def of(cls, observed: Observed, settings: OperatorSettings, now: datetime) -> Termination:
+    def of(cls, observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Termination:
         attempts = observed.status.attempts
         return cls(
             nodes={node.name: node for node in observed.nodes},

@@ -24,14 +24,14 @@ from rljob_operator.reconcile.conditions import record_plan, record_progress
 from rljob_operator.reconcile.creation import report_invalid_spec
 from rljob_operator.reconcile.desired import Desired, EventNote
 from rljob_operator.reconcile.finished import run_finished
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.pod_deletion import finish_deletion, uses_finalizer, workloads_to_delete
 from rljob_operator.reconcile.status import StatusDraft, bounded, display, due_write, summarize
 from rljob_operator.reconcile.view import JobView, Stage, build_view, is_finished, soonest
 from rljob_operator.settings import OperatorSettings
 
 
-def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+def reconcile(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
     """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
     if observed.job is not None and observed.job.spec.managed_by not in (None, MANAGED_BY_OPERATOR):
         return Desired()
@@ -52,7 +52,7 @@ def _left_to(other: str, ours: str) -> Desired:
     return Desired(left_to=other, events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))
 
 
-def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
         draft = StatusDraft(observed.status, observed.generation, now)
         desired = finish_deletion(observed, draft, settings, now)
@@ -86,7 +86,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
 
 
 def _written(
-    desired: Desired, draft: StatusDraft, observed: Observed, settings: OperatorSettings, now: datetime
+    desired: Desired, draft: StatusDraft, observed: ObservedJob, settings: OperatorSettings, now: datetime
 ) -> Desired:
     """Add the drafted status, if it is due for a write, and the finalizer to `desired`."""
     summarize(draft)

@@ -200,33 +200,23 @@ def due_write(
     unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds` have
     passed since the last write.
     """
-    if _without_time(stored) == _without_time(drafted):
+    changed = {name for name in RLJobStatus.model_fields if getattr(stored, name) != getattr(drafted, name)}
+    changed.discard("update_time")
+    if not changed:
         return StatusWrite(None)
-    if stored.update_time is None:
+    if stored.update_time is None or changed - _REPORTED - _PROGRESS - {"conditions", "attempts"}:
         return StatusWrite(0.0)
-    before, after = _essence(stored), _essence(drafted)
-    if before == after:
-        return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
-    if _basis(before) != _basis(after):
+    if _basis(stored) != _basis(drafted):
         return StatusWrite(0.0)
-    return StatusWrite(budget_seconds, is_delayed=budget_seconds > 0)
+    if changed & _REPORTED or "attempts" in changed or _transitions(stored) != _transitions(drafted):
+        return StatusWrite(budget_seconds, is_delayed=budget_seconds > 0)
+    return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
 
 
-def _without_time(status: RLJobStatus) -> RLJobStatus:
-    return status.model_copy(update={"update_time": None})
-
-
-def _essence(status: RLJobStatus) -> RLJobStatus:
-    """The status without what may wait."""
-    progress: dict[str, Any] = {"step": None, "reward": None, "memory": None, "plan": None, "pods": [], "display": None}
-    wording = {
-        "conditions": [
-            condition.model_copy(update={"message": "", "observed_generation": None}) for condition in status.conditions
-        ]
-    }
-    return _without_time(status).model_copy(update=progress | wording)
-
-
+_PROGRESS = {"step", "reward", "memory", "plan", "pods", "display"}
+"""Fields that may wait."""
+_REPORTED = {"observed_generation", "plan_changes", "adjustments", "last_out_of_memory"}
+"""Fields that no decision rests on: the trainer alone reports them, and each reconcile merges them again."""
 _REPORTING = (
     ConditionType.MEMORY_PRESSURE,
     ConditionType.DEGRADED,
@@ -237,22 +227,23 @@ _REPORTING = (
 """Conditions that no decision rests on."""
 
 
-def _basis(essence: RLJobStatus) -> RLJobStatus:
-    """The part of an essence that decisions rest on: not what the trainer alone reports, which is merged again in each
-    reconcile."""
+def _transitions(status: RLJobStatus) -> list[tuple[str, str, str, datetime]]:
+    """The conditions without their messages."""
+    return [(known.type, known.status, known.reason, known.last_transition_time) for known in status.conditions]
+
+
+def _basis(status: RLJobStatus) -> tuple[list[tuple[str, str, str, datetime]], list[AttemptStatus]]:
+    """The conditions and attempts, as far as decisions rest on them."""
     conditions = [
-        condition.model_copy(update={"reason": ""}) if condition.type == ConditionType.RUNNING else condition
-        for condition in essence.conditions
-        if condition.type not in _REPORTING
+        (type_, holds, "" if type_ == ConditionType.RUNNING else reason, since)
+        for type_, holds, reason, since in _transitions(status)
+        if type_ not in _REPORTING
     ]
     attempts = [
         attempt.model_copy(update={"diagnosis": None, "remedy": attempt.remedy and _ANY_REMEDY})
-        for attempt in essence.attempts
+        for attempt in status.attempts
     ]
-    reported: dict[str, Any] = {"plan_changes": [], "adjustments": 0, "last_out_of_memory": None}
-    return essence.model_copy(
-        update={"conditions": conditions, "attempts": attempts, "observed_generation": None} | reported
-    )
+    return conditions, attempts
 
 
 _ANY_REMEDY = RemedyStatus(setting="", before="", after="")

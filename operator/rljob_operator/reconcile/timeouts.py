@@ -31,11 +31,11 @@ def deadline_seconds_left(view: JobView) -> float | None:
 def deadline_exceeded(view: JobView) -> AttemptResult | None:
     if deadline_seconds_left(view) != 0.0:
         return None
-    sentence = (
+    message = (
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "its committed steps are on its volume"
     )
-    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
+    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, Failed(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
@@ -126,10 +126,10 @@ def overdue_step(view: JobView) -> str | None:
     phase = f" ({report.phase})" if report.phase else ""
     doing = f"step {step}{phase}" if step <= view.spec.algorithm.steps else "the final model"
     before = _seconds_of_last_step(report)
-    beside = f"; the previous step took {before:.0f} s" if before is not None else ""
+    previous = f"; the previous step took {before:.0f} s" if before is not None else ""
     return (
         f"{doing} is overdue: the trainer has reported nothing since "
-        f"{report.update_time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{beside}; "
+        f"{report.update_time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{previous}; "
         "check the log of the controller pod, and logs/ on the job's volume"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
+from functools import cached_property
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.grown_job import grown_spec
@@ -14,7 +15,7 @@ from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus, Role, RolePods
 from rljob_api.step_report import Evidence, PendingExit, StepReportStatus
 from rljob_operator.objects.pod_layout import PodLayout
-from rljob_operator.reconcile.observed import Observed, ObservedPod
+from rljob_operator.reconcile.observed import ObservedJob, ObservedPod
 from rljob_operator.settings import OperatorSettings
 
 
@@ -31,11 +32,11 @@ class Stage(Enum):
     """Complete or failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobView:
     """Input of the decisions of all stages."""
 
-    observed: Observed
+    observed: ObservedJob
     job: RLJob
     settings: OperatorSettings
     now: datetime
@@ -58,12 +59,12 @@ class JobView:
     not_restarted: list[ObservedPod]
     """Pods that the latest attempt takes over, whose containers have not restarted yet."""
 
-    @property
+    @cached_property
     def spec(self) -> RLJobSpec:
         """The job's, with the policy's size in the memory plan: from it, pods and ranks follow."""
         return grown_spec(self.job.spec, self.status.plan)
 
-    @property
+    @cached_property
     def layout(self) -> PodLayout:
         return PodLayout.of(self.spec)
 
@@ -117,7 +118,7 @@ class JobView:
         return self.report_of_attempt is not None or self.holds(ConditionType.SCHEDULED)
 
 
-def build_view(observed: Observed, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
+def build_view(observed: ObservedJob, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
     report, problem = usable_report(observed, job.spec.algorithm.steps, now)
     status = trusted_status(observed.status, observed.pods, report, now)
     attempt = status.attempts[-1] if status.attempts else None
@@ -261,12 +262,12 @@ LARGEST_NUMBER = 1_000_000
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
 
 
-def possible_times(observed: Observed, now: datetime) -> tuple[datetime, datetime]:
+def possible_times(observed: ObservedJob, now: datetime) -> tuple[datetime, datetime]:
     """Earliest and latest time that the job's pods can report."""
     return observed.created_at - _CLOCKS_DIFFER_BY, now + _CLOCKS_DIFFER_BY
 
 
-def usable_report(observed: Observed, steps: int, now: datetime) -> tuple[StepReportStatus | None, str | None]:
+def usable_report(observed: ObservedJob, steps: int, now: datetime) -> tuple[StepReportStatus | None, str | None]:
     """The report, or None and the error in it. An empty report has no error, and neither has one from before the first
     attempt that is known."""
     report = observed.step_report
@@ -287,13 +288,13 @@ def usable_report(observed: Observed, steps: int, now: datetime) -> tuple[StepRe
     return _with_possible_times(report, *possible_times(observed, now)), None
 
 
-def first_attempt_number(observed: Observed) -> int:
+def first_attempt_number(observed: ObservedJob) -> int:
     """Number of the attempt after those that only the StepReport knows of, because the status was lost."""
     reported = observed.step_report.attempt if observed.step_report else None
     return reported + 1 if reported is not None and reported < LARGEST_NUMBER else 1
 
 
-def _latest_attempt(observed: Observed) -> int:
+def _latest_attempt(observed: ObservedJob) -> int:
     """0 if there is neither a record of an attempt nor a pod."""
     recorded = [attempt.number for attempt in observed.status.attempts]
     return max([*recorded, *(pod.attempt for pod in observed.pods)], default=0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.plan_change import PlanChange
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
@@ -67,13 +68,13 @@ def objects(of: RLJob, with_settings: OperatorSettings | None = None, **given: A
     arguments: Object = {
         "namespace": NAMESPACE,
         "uid": UID,
-        "attempt": 1,
+        "number": 1,
         "plan": None,
         "controller_placement": "GpuFreeNodes",
         "gang": "Native",
-        "ray_token": "a-token",
     }
-    return build_job_objects(of, with_settings or settings(), **(arguments | given))
+    ray_token = given.pop("ray_token", "a-token")
+    return build_job_objects(JobAttempt(of, with_settings or settings(), **(arguments | given)), ray_token)
 
 
 def of_kind(kind: str, built: JobObjects) -> Object:
