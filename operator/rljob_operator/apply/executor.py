@@ -12,16 +12,18 @@ from typing import Any
 import structlog
 
 from rljob_api.bounds import within_bounds
+from rljob_api.conditions import ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder, remembered
 from rljob_operator.apply.object_writer import LARGEST_WAVE, ObjectWriter, in_waves
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, NotFound
 from rljob_operator.kube.resources import PODS, RLJOBS, STEP_REPORTS, WORKLOADS, Object
 from rljob_operator.kube.watch import Key
-from rljob_operator.reconcile.desired import BugReport, Desired, PodDeletion
+from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import ObservedJob
 
 _log = structlog.get_logger(__name__)
@@ -89,12 +91,12 @@ class Executor:
         # Last: a refusal holds up nothing else.
         await self._objects.verify(desired.verify)
 
-    async def report(self, bug: BugReport, job: ObservedJob) -> None:
-        """Write the report into the status of the job, if it is not there already."""
-        content = {"reason": bug.reason.value, "message": bug.event.message}
-        if patch := condition_patch(job.raw_status, bug.condition, content, job.generation):
+    async def report(self, note: EventNote, job: ObservedJob) -> None:
+        """Write the report into the condition Failed, which stays False, if it is not there already."""
+        content = {"reason": note.reason, "message": note.message}
+        if patch := condition_patch(job.raw_status, ConditionType.FAILED, content, job.generation):
             await self._write_status(job, job.resource_version, patch)
-            self._recorder.record(job, bug.event)
+            self._recorder.record(job, note)
 
     # --- the job itself: each write names the resourceVersion that it was made for ---
 

@@ -34,8 +34,9 @@ from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.resources import CONFIG_MAPS, PODS, RLJOBS, SECRETS, Object, resource_of
 from rljob_operator.kube.watch import Key
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.objects.attempt import is_shared
-from rljob_operator.reconcile.desired import Desired, Manifest, RequiredObject
+from rljob_operator.objects.attempt import Manifest, is_shared
+from rljob_operator.objects.supporting_objects import RequiredObject
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +62,7 @@ class ObjectWriter:
         self._saw = saw
         self._made: OrderedDict[Key, _Made] = OrderedDict()
         self._shared: OrderedDict[str, _Made] = OrderedDict()
-        """By namespace: what all its jobs use."""
+        """Objects that all jobs of a namespace use, by namespace."""
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""

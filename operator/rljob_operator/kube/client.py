@@ -266,8 +266,8 @@ _BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
 _LARGE_BYTES = 64 << 10
-"""Of documents that are decoded in a thread. A large pod takes 20 ms, and many of them arrive at once: on the event
-loop, nothing else would run until all have been decoded."""
+"""Size above which a document is decoded in a thread. A large pod takes 20 ms, and many of them arrive at once: on the
+event loop, nothing else would run until all have been decoded."""
 
 _decoder = ThreadPoolExecutor(1, "decoder")
 """One thread: several would compete with the event loop for the interpreter."""

@@ -39,10 +39,10 @@ from rljob_operator.objects.supporting_objects import (
 from rljob_operator.objects.template_checks import InvalidTemplate, require_quantities
 
 MAX_BYTES_OF_A_POD = 256 << 10
-"""Of JSON. Parsed, a pod takes up to sixteen times as much memory, and 24 requests are under way at once."""
+"""Size as JSON. Parsed, a pod takes up to sixteen times as much memory, and 24 requests are under way at once."""
 
 MAX_BYTES_OF_ALL_PODS = 32 << 20
-"""Of JSON, for one job: 1,024 pods of 32 KiB. etcd stores 2 GiB by default, for the whole cluster."""
+"""Size as JSON for one job: 1,024 pods of 32 KiB. etcd stores 2 GiB by default, for the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _note_spec(pod: Manifest) -> int:
 
 
 def _annotate(pod: Manifest, name: str, value: str) -> None:
-    """After the user's template, whose value never counts."""
+    """Set an annotation of a pod after the merge with the user's template, so that the value there never counts."""
     pod["metadata"]["annotations"] = {**(pod["metadata"].get("annotations") or {}), name: value}
 
 

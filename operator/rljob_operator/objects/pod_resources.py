@@ -142,7 +142,7 @@ def _raise_limit(pod: dict[str, Any], host_memory_bytes: int, path: str) -> None
 
 
 def _enlarge_shared_memory(pod: dict[str, Any], size_bytes: int, path: str) -> None:
-    """Only an emptyDir can be enlarged; a volume of another kind keeps its size."""
+    """Enlarge /dev/shm to `size_bytes`, if it is an emptyDir; a volume of another kind keeps its size."""
     for volume in pod["spec"]["volumes"]:
         directory = volume.get("emptyDir")
         if volume["name"] != SHARED_MEMORY_VOLUME or not isinstance(directory, dict):

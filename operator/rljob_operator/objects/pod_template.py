@@ -93,7 +93,7 @@ def is_controller(pod: Pod) -> bool:
 
 
 def _is_container(element: Mapping[str, Any]) -> bool:
-    """Not a directive about the list itself."""
+    """True for a container, False for a directive about the list itself."""
     return element.keys() != {"$patch"}
 
 
@@ -181,11 +181,7 @@ def _require_same(own: dict[str, Any], found: dict[str, Any], fixed: Mapping[str
 
 
 # --- Strategic merge ---
-#
 # Rules: https://github.com/kubernetes/community/blob/master/contributors/devel/sig-api-machinery/strategic-merge-patch.md
-
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +225,7 @@ POD: Fields = {
 _KEY_DEFAULTS = {"protocol": "TCP"}
 
 
-def strategic_merge(base: Object, patch: Object, fields: Fields, path: str) -> Object:
+def strategic_merge(base: dict[str, Any], patch: dict[str, Any], fields: Fields, path: str) -> dict[str, Any]:
     """`base` with `patch` over it; neither is changed. null deletes a field, `$patch: delete` or `replace` an object.
 
     `path`: of the patch, for messages. Raises InvalidTemplate if the patch does not fit.
@@ -288,7 +284,7 @@ def _merged_list(base: list[Any], patch: list[Any], shape: KeyedList, path: str)
     return list(merged.values())
 
 
-def _merged_element(base: Object, patch: Object, shape: KeyedList, path: str) -> Object:
+def _merged_element(base: dict[str, Any], patch: dict[str, Any], shape: KeyedList, path: str) -> dict[str, Any]:
     merged = strategic_merge(base, patch, shape.fields, path)
     chooses = any(name not in shape.keys for name in patch)
     if shape.one_of and chooses:
@@ -296,7 +292,7 @@ def _merged_element(base: Object, patch: Object, shape: KeyedList, path: str) ->
     return merged
 
 
-def _key(element: Object, shape: KeyedList, path: str) -> tuple[Any, ...]:
+def _key(element: dict[str, Any], shape: KeyedList, path: str) -> tuple[Any, ...]:
     key = tuple(element.get(name, _KEY_DEFAULTS.get(name)) for name in shape.keys)
     for name, part in zip(shape.keys, key, strict=True):
         if type(part) is not (int if name == "containerPort" else str):

@@ -30,7 +30,7 @@ REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 
 
 def build_controller_pod(attempt: JobAttempt) -> Manifest:
-    """Before the user's template, and before placement."""
+    """The controller pod, before the user's template and before placement."""
     environment = [
         *job_entries(attempt, "controller"),
         {"name": "RLJOB_STEP_REPORT", "value": names.step_report_name(attempt.name)},
@@ -50,7 +50,7 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
 
 CPUS_PER_GPU = 1
 MEMORY_GIB_PER_GPU = 4
-"""If the size of the model is not known."""
+"""Memory request of a worker if the size of the model is not known, in GiB."""
 
 
 def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> Manifest:

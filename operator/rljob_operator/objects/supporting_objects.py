@@ -52,7 +52,7 @@ TOKEN_KEY = "token"
 
 
 def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
-    """To be created once: all attempts of the job use the same token."""
+    """The Secret with the token of Ray, created once: all attempts of the job use the same token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -72,7 +72,7 @@ def build_step_report(attempt: JobAttempt) -> Manifest:
 
 
 def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """ReadWriteMany: every pod of the job writes to it, from whatever node. It goes with the job if not retained."""
+    """ReadWriteMany: every pod of the job writes to it, from any node. Deleted with the job unless it is retained."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
@@ -103,14 +103,14 @@ def _claim_metadata(attempt: JobAttempt) -> dict[str, Any]:
 
 
 _DNS_PORTS = (53, 5353)
-"""Of the Service, and of OpenShift's DNS pods behind it: network plugins look at either."""
+"""Ports of the DNS Service, and of OpenShift's DNS pods behind it: network plugins compare either."""
 
 _HTTPS_PORT = 443
 """Sources of models and data."""
 
 
 def build_network_policy(attempt: JobAttempt) -> Manifest:
-    """In: the job's own pods. Out: those, DNS, HTTPS, the API server, and the destinations of the settings.
+    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """

@@ -54,7 +54,7 @@ class JobFact:
     operator: str
     """Installation that reconciles the job, from its annotation; empty if none does yet."""
     phase: str
-    """As in kubectl get; Pending if there is none yet."""
+    """Phase as in kubectl get; Pending if there is none yet."""
     placed: bool
     """Its pods are scheduled, or no longer needed."""
     runs: bool

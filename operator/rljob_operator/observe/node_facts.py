@@ -73,7 +73,7 @@ def _whole_number(quantity: str | None) -> int:
 _PAUSE_SECONDS = 1.0
 _PORTION = 100
 """Jobs woken in a second. Their pods wait in the scheduler, so nothing depends on a wake-up but messages, and jobs
-whose pods were not created for want of a node. Ten thousand take 100 s and a tenth of a core."""
+whose pods were not created because there is no node. Ten thousand take 100 s and a tenth of a core."""
 
 
 class UnplacedJobs:

@@ -51,7 +51,7 @@ class Observer:
         """Time of the next lookup of a job's objects, on the monotonic clock."""
         self._nodes: tuple[ObservedNode, ...] | None = ()
         self.unplaced = UnplacedJobs(wake)
-        """To be run by the owner."""
+        """The owner of the observer runs it."""
 
     def observe(self, key: Key) -> Callable[[], ObservedJob] | None:
         """The present observation of the job; None if it does not exist.

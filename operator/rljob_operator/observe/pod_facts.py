@@ -19,7 +19,7 @@ from rljob_operator.reconcile.observed import ContainerFailure, ContainerTermina
 _ROLES = ("controller", "policy", "rollout")
 _MAX_TEXT = 1024
 _MAX_DIGITS = 7
-"""Of the numbers in labels."""
+"""Length of the numbers in labels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,7 @@ from rljob_operator.reconcile.timeouts import (
     overdue_seconds_left,
     start_seconds_left,
 )
-from rljob_operator.reconcile.view import (
-    JobView,
-    condition_of,
-    elapsed_seconds,
-    first_attempt_number,
-    pods_by_role,
-    soonest,
-)
+from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds, first_attempt_number, soonest
 
 _RETRY_REFUSED_SECONDS = 30.0
 _GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
@@ -266,7 +259,7 @@ def _begin(view: JobView, draft: StatusDraft) -> None:
     start = draft.status.start_time or (
         None if view.spec.queue_name else view.now
     )  # set once the queue has admitted it
-    draft.set(pods=pods_by_role(view), plan=plan, start_time=start, completion_time=None)
+    draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
     for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
         draft.reset(type_)
 

@@ -43,11 +43,11 @@ Verdict = Complete | NotCounted | Failed
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """Why an attempt ends, and what follows."""
+    """Reason why an attempt ends, and its meaning for the job."""
 
     reason: AttemptReason
     message: str
-    """What happened, and what to do if something can be done."""
+    """Cause, and advice if there is any."""
     verdict: Verdict
     exit_code: int | None = None
 

@@ -18,7 +18,7 @@ from rljob_operator.reconcile.placement import growth_note, unplaceable
 from rljob_operator.reconcile.pod_replacement import waiting_for
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.timeouts import overdue_step, start_problem
-from rljob_operator.reconcile.view import JobView, Stage, committed_steps, elapsed_seconds, pods_by_role
+from rljob_operator.reconcile.view import JobView, Stage, elapsed_seconds
 
 _SETTLING_SECONDS = 5.0
 """Pods that start soon after being scheduled need one write only: Scheduled is set after this time."""
@@ -159,8 +159,8 @@ def _set_running(view: JobView, draft: StatusDraft) -> None:
 
 def record_progress(view: JobView, draft: StatusDraft) -> None:
     """Record progress. The number of committed steps never decreases, even if a report is late."""
-    draft.set(step=committed_steps(view), steps=view.spec.algorithm.steps)
-    draft.set(pods=pods_by_role(view) if view.stage is Stage.LIVE else [])
+    draft.set(step=view.committed_steps, steps=view.spec.algorithm.steps)
+    draft.set(pods=view.pods_by_role if view.stage is Stage.LIVE else [])
     report = view.report
     if report is None:
         return

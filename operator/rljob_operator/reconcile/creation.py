@@ -24,7 +24,7 @@ from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.placement import controller_placement, gang_of
 from rljob_operator.reconcile.status import StatusDraft
-from rljob_operator.reconcile.view import JobView, elapsed_seconds, pods_by_role
+from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
 
 def create_missing(objects: JobObjects, view: JobView) -> Desired:
@@ -106,7 +106,7 @@ def can_restart_in_place(view: JobView) -> bool:
     """The controller waits for the next attempt, and all pods exist and have a restart rule."""
     whole = not view.missing and not view.leftovers and not view.not_restarted
     fit = all(pod.restarts_in_place and not (pod.ended or pod.deleting or pod.disruption) for pod in view.pods)
-    # If the ConfigMap is refused, the containers would wait for the settings of the attempt in vain.
+    # If the ConfigMap is refused, the containers would never get the settings of the attempt.
     writable = view.observed.refused is None
     return view.pending_exit is not None and whole and fit and writable and not view.spec.suspend
 
@@ -142,7 +142,7 @@ def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
             restarts_before={pod.name: pod.restart_count for pod in view.pods},
         )
     )
-    draft.set(pods=pods_by_role(view))
+    draft.set(pods=view.pods_by_role)
     draft.reset(ConditionType.RUNNING)
     return Desired(apply=objects.apply)
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.attempt import Manifest
 from rljob_operator.objects.supporting_objects import RequiredObject
-
-__all__ = ["Desired", "EventNote", "Manifest", "PodDeletion", "RequiredObject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Desired:
     """Create again if it was deleted; an existing object is not changed. Done last."""
     delete_pods: tuple[PodDeletion, ...] = ()
     delete_workloads: tuple[str, ...] = ()
-    """Kueue's Workloads, by name: Kueue lets go of pods that it has not admitted when their Workload is deleted."""
+    """Kueue's Workloads, by name: Kueue releases pods that it has not admitted when their Workload is deleted."""
     decision: ExitDecision | None = None
     """For a controller that waits; written into its StepReport."""
     delete_job: bool = False
@@ -70,25 +67,15 @@ class Desired:
 _MAX_ERROR = 300
 
 
-@dataclass(frozen=True, slots=True)
-class BugReport:
-    """A condition that is False, and an Event."""
-
-    condition: ConditionType
-    reason: ConditionReason
-    event: EventNote
-
-
-def report_bug(error: Exception) -> BugReport:
-    """The job has not failed: a corrected operator continues it."""
-    message = (
+def report_bug(error: Exception) -> EventNote:
+    """Report about an error of the operator. The job has not failed: a corrected operator continues it."""
+    return _report(
         f"the operator cannot reconcile this job ({type(error).__name__}: {str(error)[:_MAX_ERROR]}); this is a bug in "
         "the operator: report it with the operator's log, and change or delete the job"
     )
-    return _report(message)
 
 
-def report_unfinished(deaths: int) -> BugReport:
+def report_unfinished(deaths: int) -> EventNote:
     """Report about a job during whose reconcile the operator's process has ended `deaths` times."""
     times = "once" if deaths == 1 else f"{deaths} times"
     return _report(
@@ -97,6 +84,5 @@ def report_unfinished(deaths: int) -> BugReport:
     )
 
 
-def _report(message: str) -> BugReport:
-    event = EventNote("Warning", EventReason.RECONCILE_ERROR.value, message)
-    return BugReport(ConditionType.FAILED, ConditionReason.RECONCILE_ERROR, event)
+def _report(message: str) -> EventNote:
+    return EventNote("Warning", EventReason.RECONCILE_ERROR.value, message)

@@ -137,8 +137,6 @@ def _continue(end: AttemptResult, reason: ConditionReason, draft: StatusDraft) -
 
 
 # --- A finished job ---
-#
-# A pod in which a sidecar keeps running is not kept: it would hold its node's resources for ever.
 
 
 _ENDS_WITHIN_SECONDS = 30.0
@@ -147,6 +145,10 @@ _ENDED = "the job has ended"
 
 
 def run_finished(view: JobView, draft: StatusDraft) -> Desired:
+    """Release the GPUs of a job, keep its controller pod for its logs, delete it after its time to live, or resume it.
+
+    A pod in which a sidecar keeps running is not kept: it would hold its node's resources for ever.
+    """
     if _has_more_steps(view):
         return _reopen(view, draft)
     if is_answered(view):

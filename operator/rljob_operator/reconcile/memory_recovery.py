@@ -21,7 +21,7 @@ from rljob_operator.reconcile.creation import can_restart_in_place
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.status import StatusDraft
-from rljob_operator.reconcile.view import JobView, committed_steps, possible_times, with_possible_time
+from rljob_operator.reconcile.view import JobView, possible_times, with_possible_time
 
 _REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
 
@@ -192,7 +192,7 @@ def _evidence_of_pod(
         attempt=view.attempt.number,
         role=role,
         rank=view.layout.first_rank(pod.role, pod.index),
-        step=min((committed_steps(view) or 0) + 1, view.spec.algorithm.steps),
+        step=min((view.committed_steps or 0) + 1, view.spec.algorithm.steps),
         phase=_phase(view),
         message=message,
         diagnoses=[_diagnosis(class_, confidence, message, pod)] if class_ else [],

@@ -1,4 +1,4 @@
-"""An observation of one job, reduced to the input of decisions."""
+"""The observed state of one job, its pods and the nodes: the input of decisions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ObservedPod:
     unschedulable: str | None = None
     """Message of the scheduler (condition PodScheduled) if it finds no node."""
     waiting: str | None = None
-    """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
+    """Reason why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
     CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing. The message names a container
     other than `rljob`."""
     end: ContainerTermination | None = None
@@ -102,7 +102,7 @@ class ObservedPod:
     restarts_in_place: bool = False
     """It has a restart rule: an exit code of the container `rljob` restarts all containers."""
     spec_digest: str = ""
-    """Of the spec that it was made with."""
+    """Digest of the spec that it was created with."""
 
     @property
     def has_terminated(self) -> bool:
@@ -111,7 +111,7 @@ class ObservedPod:
 
     @property
     def ended(self) -> bool:
-        """The trainer in it has ended, whatever else still runs in the pod.
+        """The trainer in it has ended, even if other containers still run in the pod.
 
         A sidecar that keeps running, such as a service mesh injects, keeps the phase at Running.
         """
@@ -174,7 +174,7 @@ class ObservedJob:
     """Content of the job's own StepReport; None if there is none, or `step_report_problem` has the reason."""
     nodes: tuple[ObservedNode, ...]
     resource_version: str = ""
-    """Of the job. Writes of the job itself name it, so that they fail if the job has changed since."""
+    """The job's resourceVersion. Writes of the job name it, so that they fail if the job has changed since."""
     raw_status: dict[str, Any] = field(default_factory=dict)
     """The status as it is stored; empty if there is none. Writes of the status are patches of it."""
     operator: str = ""

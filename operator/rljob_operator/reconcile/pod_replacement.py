@@ -23,7 +23,7 @@ from rljob_operator.reconcile.timeouts import start_problem
 from rljob_operator.reconcile.view import JobView, elapsed_seconds, soonest
 
 MAX_REPLACEMENTS = 20
-"""In one attempt. As with attempts that the cluster ends, more of them are a cluster that has no place for the job."""
+"""Maximum in one attempt. More of them mean that the cluster has no room for the job."""
 
 _REFUSED_AGAIN_SECONDS = 30.0
 """Age at which a replacement that its node has refused is deleted and created again: the node may refuse the next one

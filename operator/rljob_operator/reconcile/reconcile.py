@@ -18,11 +18,11 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import MANAGED_BY_OPERATOR
 from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
-from rljob_operator.events import EventReason
+from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.attempt import next_attempt, run_attempt, stop_attempt
 from rljob_operator.reconcile.conditions import record_plan, record_progress
 from rljob_operator.reconcile.creation import report_invalid_spec
-from rljob_operator.reconcile.desired import Desired, EventNote
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.finished import run_finished
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.pod_deletion import finish_deletion, uses_finalizer, workloads_to_delete

@@ -119,8 +119,6 @@ def clipped(text: str, longest: int) -> str:
 
 
 # --- Summary ---
-#
-# https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
 
 
 _LONGEST_SUMMARY = 512
@@ -145,7 +143,10 @@ _NEEDS_A_PERSON = (
 
 
 def summarize(draft: StatusDraft) -> None:
-    """Set the conditions Ready and Stalled from the others. The reason of Ready is the phase."""
+    """Set the conditions Ready and Stalled from the others, as in kstatus, which Flux and other tools read.
+
+    The reason of Ready is the phase. https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
+    """
     if stalled := _why_stalled(draft):
         draft.condition(ConditionType.STALLED, True, stalled[0], clipped(stalled[1], _LONGEST_SUMMARY))
     else:
@@ -183,7 +184,7 @@ def _phase(draft: StatusDraft) -> tuple[ConditionReason, str]:
 
 @dataclass(frozen=True, slots=True)
 class StatusWrite:
-    """When a drafted status is written."""
+    """Time at which a drafted status is written."""
 
     wait_seconds: float | None
     """0: now. None: there is nothing to write."""
@@ -194,7 +195,7 @@ class StatusWrite:
 def due_write(
     stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, budget_seconds: float, now: datetime
 ) -> StatusWrite:
-    """When `drafted` is written over `stored`.
+    """Time at which `drafted` is written over `stored`.
 
     The basis of a decision is written at once. A change that a person waits for waits `budget_seconds`, which is 0
     unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds` have
@@ -277,12 +278,16 @@ def _gibibytes(count: int) -> str:
 
 MAX_STATUS_BYTES = 512_000
 _LONGEST_KEPT_MESSAGE = 4096
-"""Of a condition. The API allows more."""
+"""Length of the message of a condition. The API allows more."""
 
 
 def bounded(status: RLJobStatus) -> RLJobStatus:
-    """The status in at most MAX_STATUS_BYTES of JSON: without what only earlier attempts needed, and without the oldest
-    records of attempts and plan changes if it is still too large. The latest of each always stay."""
+    """The status in at most MAX_STATUS_BYTES of JSON: the API server stores an object of at most 1.5 MiB, in which the
+    spec and its own records count.
+
+    Fields that only earlier attempts needed are left out; if it is still too large, the oldest records of attempts and
+    plan changes too. The latest of each always stay.
+    """
     if any(attempt.restarts_before for attempt in status.attempts[:-1]):
         *earlier, latest = status.attempts
         status = status.model_copy(update={"attempts": [*map(_without_restarts, earlier), latest]})
@@ -314,8 +319,6 @@ def _size_bytes(status: RLJobStatus) -> int:
 
 
 # --- Rate of writes ---
-#
-# one job could load the API server past the limits on its own account.
 
 
 BURST = 10.0
@@ -326,7 +329,9 @@ SECONDS_PER_WRITE = 2.0
 class WriteBudget:
     """A token bucket of one job: BURST writes at once, then one in SECONDS_PER_WRITE. Times are seconds of any clock.
 
-    Every write takes a token. A write that decisions rest on does not wait for one.
+    The reports of pods cause writes, and the operator makes them: without a limit, one job could load the API server
+    past the limits of its pods' account. Every write takes a token. A write that decisions rest on does not wait for
+    one.
     """
 
     tokens: float = BURST

@@ -45,7 +45,7 @@ class JobView:
     attempt: AttemptStatus | None
     """The latest."""
     pods: list[ObservedPod]
-    """Of the latest attempt."""
+    """Pods of the latest attempt."""
     leftovers: list[ObservedPod]
     """Pods of other attempts."""
     expected_pods: list[tuple[str, Role]]
@@ -117,6 +117,25 @@ class JobView:
         """All pods of the attempt have existed: a missing pod is gone, and not still to be created."""
         return self.report_of_attempt is not None or self.holds(ConditionType.SCHEDULED)
 
+    @property
+    def committed_steps(self) -> int | None:
+        """Committed steps: the maximum of the status, the StepReport and termination messages; None if unknown."""
+        reported = [self.status.step, self.report.step if self.report else None]
+        for pod in self.observed.pods:
+            if pod.end and pod.end.message and (pod.end.message.step or 0) <= self.spec.algorithm.steps:
+                reported.append(pod.end.message.step)
+        return max((step for step in reported if step is not None), default=None)
+
+    @property
+    def pods_by_role(self) -> list[RolePods]:
+        """Pods of the latest attempt, or of the one that is about to begin."""
+        expected = [role for _, role in self.expected_pods]
+        ready = [pod.role for pod in self.pods if pod.ready and not pod.ended]
+        return [
+            RolePods(role=role, desired=expected.count(role), ready=min(ready.count(role), expected.count(role)))
+            for role in dict.fromkeys(expected)
+        ]
+
 
 def build_view(observed: ObservedJob, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
     report, problem = usable_report(observed, job.spec.algorithm.steps, now)
@@ -170,28 +189,6 @@ def is_finished(status: RLJobStatus) -> bool:
     if complete and complete.status == "True":
         return True
     return failed is not None and failed.status == "True" and failed.reason != ConditionReason.INVALID_SPEC
-
-
-# --- Counts for the status ---
-
-
-def committed_steps(view: JobView) -> int | None:
-    """Committed steps: the maximum of the status, the StepReport and termination messages."""
-    reported = [view.status.step, view.report.step if view.report else None]
-    for pod in view.observed.pods:
-        if pod.end and pod.end.message and (pod.end.message.step or 0) <= view.spec.algorithm.steps:
-            reported.append(pod.end.message.step)
-    return max((step for step in reported if step is not None), default=None)
-
-
-def pods_by_role(view: JobView) -> list[RolePods]:
-    """Pods of the latest attempt, or of the one that is about to begin."""
-    expected = [role for _, role in view.expected_pods]
-    ready = [pod.role for pod in view.pods if pod.ready and not pod.ended]
-    return [
-        RolePods(role=role, desired=expected.count(role), ready=min(ready.count(role), expected.count(role)))
-        for role in dict.fromkeys(expected)
-    ]
 
 
 # --- What can be trusted of the stored status and of the StepReport ---
@@ -257,7 +254,7 @@ def _past(time: datetime | None, now: datetime) -> datetime | None:
 
 
 LARGEST_NUMBER = 1_000_000
-"""Of an attempt or a generation: the operator counts on from a reported one."""
+"""Limit of an attempt or a generation: the operator continues the numbers that are reported."""
 
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
 
@@ -327,7 +324,7 @@ def clipped_time(time: datetime, earliest: datetime, latest: datetime) -> dateti
 
 
 def elapsed_seconds(since: datetime, now: datetime) -> float:
-    """Never negative: another machine's clock may be ahead."""
+    """Seconds from `since` to `now`. Never negative: another machine's clock may be ahead."""
     return max(0.0, (now - since).total_seconds())
 
 

@@ -17,6 +17,7 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import CHANGEABLE_SETTINGS
 from rljob_operator.apply.executor import Executor, JobGone
 from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.errors import (
     ApiError,
     Conflict,
@@ -40,7 +41,7 @@ from rljob_operator.metrics import (
     STATUS_WRITES_DELAYED,
 )
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.desired import BugReport, Desired, report_bug, report_unfinished
+from rljob_operator.reconcile.desired import Desired, report_bug, report_unfinished
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
@@ -188,7 +189,7 @@ class ReconcileLoop:
         fact = self._observer.jobs.get(key)
         return 0.0 if fact is None or fact.deleting else self._unfinished.seconds_left(key)
 
-    async def _report(self, key: Key, report: BugReport) -> None:
+    async def _report(self, key: Key, report: EventNote) -> None:
         """Write the report into the status of the job, where its owner can see it. Best effort."""
         try:
             observed = self._observer.observe_metadata(key)

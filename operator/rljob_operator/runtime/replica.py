@@ -32,8 +32,8 @@ _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 """For the Lease and for reviews of tokens: a late answer is useless."""
 
 _COLLECT_AFTER = (50_000, 20, 20)
-"""Of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a large document
-is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
+"""Thresholds of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a
+large document is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:

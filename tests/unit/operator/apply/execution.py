@@ -8,10 +8,11 @@ from typing import Any
 
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import Executor
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.labels import FINALIZER
-from rljob_operator.reconcile.desired import Desired, EventNote
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 

@@ -10,12 +10,14 @@ from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator.apply.executor import Executor, JobGone
 from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject, report_bug
+from rljob_operator.objects.supporting_objects import RequiredObject
+from rljob_operator.reconcile.desired import Desired, PodDeletion, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
     UID,

@@ -17,10 +17,10 @@ from rljob_operator.apply.event_recorder import EventRecorder, Tokens
 from rljob_operator.apply.executor import merge_patch, status_object
 from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Forbidden, RetryPolicy
 from rljob_operator.kube.lease import LeadershipLost
-from rljob_operator.reconcile.desired import EventNote
 from rljob_operator.reconcile.observed import ObservedJob
 from tests.unit.operator.apply.execution import Script, observed, scripted
 from tests.unit.operator.kube.scripted_api_server import Asked, Serving, play, refusal

@@ -113,7 +113,8 @@ def volumes_of(pod: Object) -> dict[str, Object]:
 
 
 def mounts_of(pod: Object) -> dict[str, Object]:
-    return {mount["name"]: mount for mount in container_of(pod)["volumeMounts"]}
+    """The mounts of the container `rljob` by name, without those of a template whose name is no text."""
+    return {mount["name"]: mount for mount in container_of(pod)["volumeMounts"] if isinstance(mount["name"], str)}
 
 
 DISAGGREGATED: Object = {

@@ -12,6 +12,7 @@ import pytest
 
 from rljob_operator.apply.executor import Executor, JobGone
 from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.errors import (
     Conflict,
     Forbidden,
@@ -23,8 +24,9 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
+from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.desired import BugReport, Desired, RequiredObject
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.runtime import reconcile_loop
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop, UnfinishedReconciles, wait_seconds
@@ -52,8 +54,8 @@ class Answers(Executor):
         if self.errors:
             raise self.errors.pop(0)
 
-    async def report(self, bug: BugReport, observed: ObservedJob) -> None:
-        self.bugs.append(bug.event.message)
+    async def report(self, note: EventNote, observed: ObservedJob) -> None:
+        self.bugs.append(note.message)
 
     def forget(self, job: Key) -> None:
         self.forgotten.append(job)
