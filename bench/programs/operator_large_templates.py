@@ -18,8 +18,9 @@ from bench.harness.record import record
 from bench.harness.samplers import MemoryWatch
 from rljob_api.job import RLJob
 from rljob_cluster.control_plane import ControlPlane
-from rljob_operator.objects.invalid_template import InvalidTemplate
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import build_job_objects
+from rljob_operator.objects.template_checks import InvalidTemplate
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
@@ -52,19 +53,12 @@ def build(variables: int, replicas: int) -> dict[str, Any]:
     manifest = job(variables, replicas)
     parsed = RLJob.model_validate(manifest, by_alias=True, by_name=False)
     settings = OperatorSettings(trainer_image="localhost/rljob/trainer", trainer_torch_version="2.13.0")
+    attempt = JobAttempt(
+        parsed, settings, NAMESPACE, uid="u", number=1, plan=None, controller_placement="AnyNode", gang="Native"
+    )
     began, refusal = time.perf_counter(), ""
     try:
-        build_job_objects(
-            parsed,
-            settings,
-            namespace=NAMESPACE,
-            uid="u",
-            attempt=1,
-            plan=None,
-            controller_placement="AnyNode",
-            gang="Native",
-            ray_token="t",
-        )
+        build_job_objects(attempt, "t")
     except InvalidTemplate as error:
         refusal = str(error)
     seconds = time.perf_counter() - began

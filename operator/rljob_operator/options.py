@@ -89,7 +89,7 @@ def _option(name: str, field: FieldInfo) -> Option:
 
 
 def _written(name: str, default: Any) -> str:
-    """A default in the words of the command line."""
+    """A default as it is written on the command line."""
     match default:
         case bool():
             return "on" if default else "off"

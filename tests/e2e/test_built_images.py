@@ -97,7 +97,7 @@ class TestOperator:
         assert "rljob-operator" in done.stdout
 
     def test_it_can_make_the_certificate_of_its_metrics(self, operator: ImageContainer) -> None:
-        code = "from rljob_operator.runtime.certificate import Certificate; Certificate(None); print('made')"
+        code = "from rljob_operator.runtime.endpoints import Certificate; Certificate(None); print('made')"
         assert python(operator, code) == "made"
 
 

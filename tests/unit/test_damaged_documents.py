@@ -20,8 +20,7 @@ from rljob_api.manifest import ManifestError, load_manifest
 from rljob_api.termination_message import TerminationMessage, read_termination_message
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.ledger import read_ledger
-from rljob_operator.diagnose.container_end import container_ends
-from rljob_operator.diagnose.explanation import explanation_of
+from rljob_operator.diagnose.explanation import container_ends, explanation_of
 from rljob_testing.repository import EXAMPLES
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, FileDigest, find_damage
 from tests.unit.ledger.samples import step_record

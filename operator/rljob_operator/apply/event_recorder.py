@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import structlog
 
-from rljob_operator.event_note import EventNote, Subject
+from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError, NotFound
 from rljob_operator.kube.resources import EVENTS, RLJOBS, Object
 from rljob_operator.metrics import EVENTS_DROPPED
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import ObservedJob
 
 _log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ class EventRecorder:
         self._series: OrderedDict[str, _Series] = OrderedDict()
         self._tokens: OrderedDict[str, Tokens] = OrderedDict()
 
-    def record(self, job: Observed, note: EventNote) -> None:
+    def record(self, job: ObservedJob, note: EventNote) -> None:
         """Queue a note about a job. Never waits and never fails: notes beyond the limits are dropped and counted."""
         self.record_about(Subject(RLJOBS.api_version, RLJOBS.kind, job.namespace, job.name, job.uid), note)
 

@@ -1,90 +1,38 @@
-"""Executes decisions: writes in the order of the fields of Desired, up to the first field of which a write fails.
-
-Objects of one field are written concurrently, and pods after all objects that they need.
-"""
+"""Executes decisions: writes in the order of the fields of Desired, up to the first field of which a write fails."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import structlog
 
+from rljob_api.bounds import within_bounds
+from rljob_api.conditions import ConditionType
+from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder, remembered
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind, belonged_to, require_owned, require_shared
-from rljob_operator.apply.status_patch import condition_patch, merge_patch, status_object
-from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
+from rljob_operator.apply.object_writer import LARGEST_WAVE, ObjectWriter, in_waves
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import (
-    AlreadyExists,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NamespaceGone,
-    NotFound,
-    WebhookFailed,
-)
-from rljob_operator.kube.resources import (
-    CONFIG_MAPS,
-    PODS,
-    RLJOBS,
-    SECRETS,
-    STEP_REPORTS,
-    WORKLOADS,
-    Object,
-    resource_of,
-)
+from rljob_operator.kube.errors import Conflict, NotFound
+from rljob_operator.kube.resources import PODS, RLJOBS, STEP_REPORTS, WORKLOADS, Object
 from rljob_operator.kube.watch import Key
-from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.objects.metadata import is_shared
-from rljob_operator.observation import Observation
-from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired, Manifest, PodDeletion, RequiredObject
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.desired import Desired, PodDeletion
+from rljob_operator.reconcile.observed import ObservedJob
+
+_log = structlog.get_logger(__name__)
+
+_OPERATORS_REMEMBERED = 1024
 
 
 class JobGone(Exception):
     """The job was deleted after it was last observed."""
-
-
-class NameTaken(Exception):
-    """A foreign pod has a name that the job needs."""
-
-    def __init__(self, pod: str) -> None:
-        super().__init__(f"pod {pod} exists and does not belong to the job")
-        self.pod = pod
-
-
-class MissingObject(Exception):
-    """An object that the job names does not exist."""
-
-    def __init__(self, kind: str, required: RequiredObject) -> None:
-        super().__init__(
-            f"expected {kind} {required.name} ({required.field}) in namespace {required.namespace}, found none: "
-            "create it"
-        )
-
-
-_log = structlog.get_logger(__name__)
-
-_JOBS_REMEMBERED = 1024
-
-
-@dataclass(slots=True)
-class _Made:
-    """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
-
-    uid: str
-    attempt: str | None
-    digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    uids: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 class Executor:
@@ -96,34 +44,32 @@ class Executor:
         self._client = client
         self._recorder = recorder
         self._saw = saw
-        self._made: OrderedDict[Key, _Made] = OrderedDict()
-        self._shared: OrderedDict[str, _Made] = OrderedDict()
-        """By namespace: what all its jobs use."""
+        self._objects = ObjectWriter(client, saw)
         self._others: OrderedDict[str, None] = OrderedDict()
         """Other installations of the operator that were logged."""
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
-        self._made.pop(job, None)
+        self._objects.forget(job)
         self._decisions.pop(job, None)
 
-    async def execute(self, desired: Desired, observation: Observation) -> None:
+    async def execute(self, desired: Desired, job: ObservedJob) -> None:
         """Execute all writes of `desired`.
 
         Raises Conflict if the job has changed since, JobGone, NameTaken, MissingObject, ForeignObject, LeftBehind, and
         the errors of `kube.errors`.
         """
-        job, version = observation.observed, observation.resource_version
+        version = job.resource_version
         if desired.left_to is not None:
             if desired.left_to not in self._others:
                 _log.warning("jobs of another operator", operator=desired.left_to, job=job.name)
-            remembered(self._others, desired.left_to, None, _JOBS_REMEMBERED)
+            remembered(self._others, desired.left_to, None, _OPERATORS_REMEMBERED)
         claimed = {} if desired.claim is None else {"annotations": {labels.OPERATOR: desired.claim}}
-        added = {"finalizers": [*observation.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
+        added = {"finalizers": [*job.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
         if claimed or added:
             version = await self._patch_metadata(job, version, {**claimed, **added})
-        refusal = await self._make_objects_or_refusal(desired, job)
+        refusal = await self._objects.make_objects_or_refusal(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
             await self.delete_workload(workload, job.namespace)
@@ -133,38 +79,37 @@ class Executor:
             await self._delete_job(job)
             return
         if desired.status is not None:
-            status_patch = merge_patch(observation.status, status_object(desired.status))
+            status_patch = merge_patch(job.raw_status, status_object(desired.status))
             version = await self._write_status(job, version, status_patch)
         for note in desired.events:
             self._recorder.record(job, note)
         if desired.finalizer is False:
-            left = [finalizer for finalizer in observation.finalizers if finalizer != labels.FINALIZER]
+            left = [finalizer for finalizer in job.finalizers if finalizer != labels.FINALIZER]
             await self._patch_metadata(job, version, {"finalizers": left})
         if refusal is not None:
             raise refusal
         # Last: a refusal holds up nothing else.
-        await in_waves([partial(self._create_gone, them) for them in _in_turn(desired.verify)], LARGEST_WAVE)
+        await self._objects.verify(desired.verify)
 
-    async def report(self, bug: BugReport, observation: Observation) -> None:
-        """Write the report into the status of the job, if it is not there already."""
-        content = {"reason": bug.reason.value, "message": bug.event.message}
-        job = observation.observed
-        if patch := condition_patch(observation.status, bug.condition, content, job.generation):
-            await self._write_status(job, observation.resource_version, patch)
-            self._recorder.record(job, bug.event)
+    async def report(self, note: EventNote, job: ObservedJob) -> None:
+        """Write the report into the condition Failed, which stays False, if it is not there already."""
+        content = {"reason": note.reason, "message": note.message}
+        if patch := condition_patch(job.raw_status, ConditionType.FAILED, content, job.generation):
+            await self._write_status(job, job.resource_version, patch)
+            self._recorder.record(job, note)
 
     # --- the job itself: each write names the resourceVersion that it was made for ---
 
-    async def _patch_metadata(self, job: Observed, version: str, metadata: Object) -> str:
+    async def _patch_metadata(self, job: ObservedJob, version: str, metadata: Object) -> str:
         return await self._patch_job(job, {"metadata": {"resourceVersion": version, **metadata}})
 
-    async def _write_status(self, job: Observed, version: str, status_patch: Object) -> str:
+    async def _write_status(self, job: ObservedJob, version: str, status_patch: Object) -> str:
         if not status_patch:
             return version
         patch = {"metadata": {"resourceVersion": version}, "status": status_patch}
         return await self._patch_job(job, patch, "status")
 
-    async def _patch_job(self, job: Observed, patch: Object, subresource: str | None = None) -> str:
+    async def _patch_job(self, job: ObservedJob, patch: Object, subresource: str | None = None) -> str:
         try:
             written = await self._client.patch(RLJOBS, job.name, patch, job.namespace, subresource)
         except NotFound as error:
@@ -172,13 +117,13 @@ class Executor:
         self._saw(written)
         return str(written["metadata"]["resourceVersion"])
 
-    async def _delete_job(self, job: Observed) -> None:
+    async def _delete_job(self, job: ObservedJob) -> None:
         try:
             self._saw(await self._client.delete(RLJOBS, job.name, job.namespace, uid=job.uid))
         except NotFound as error:
             raise JobGone(error.message) from error
 
-    async def _write_decision(self, decision: ExitDecision, job: Observed) -> None:
+    async def _write_decision(self, decision: ExitDecision, job: ObservedJob) -> None:
         """Write it once: a pod that overwrites the decision harms itself alone.
 
         Raises Conflict if the report was changed or replaced since it was observed.
@@ -193,139 +138,9 @@ class Executor:
             await self._client.patch(STEP_REPORTS, job.name, patch, job.namespace, "status")
             self._decisions[key] = (job.uid, decision)
 
-    # --- the objects of the job ---
+    # --- pods and Workloads ---
 
-    async def _make_objects_or_refusal(self, desired: Desired, job: Observed) -> Exception | None:
-        """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
-        try:
-            await self._make_objects(desired, job)
-        except (Forbidden, Invalid, NotFound, WebhookFailed, MissingObject, ForeignObject, LeftBehind) as error:
-            known = (
-                job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
-            )
-            if not known or isinstance(error, NamespaceGone):
-                raise
-            return error
-        return None
-
-    async def _make_objects(self, desired: Desired, job: Observed) -> None:
-        if not (desired.apply or desired.create):
-            return
-        made = self._made_for(job, desired)
-        for required in desired.require:
-            key = (CONFIG_MAPS.kind, required.name)
-            if key not in made.digests:
-                await self._require(required)
-                made.digests[key] = b""
-        pods = [manifest for manifest in desired.create if _is_pod(manifest)]
-        others = [manifest for manifest in desired.create if not _is_pod(manifest)]
-        applies = [partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(desired.apply)]
-        await in_waves(applies + [partial(self._create_once, manifest, job, made) for manifest in others], LARGEST_WAVE)
-        try:
-            await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
-        except Forbidden as error:
-            if f'serviceaccount "{SHARED_ACCOUNT}" not found' in error.message:
-                self._shared.pop(job.namespace, None)
-            raise
-
-    def _made_for(self, job: Observed, desired: Desired) -> _Made:
-        """Records of the current attempt. A new attempt keeps the uids alone."""
-        key = (job.namespace, job.name)
-        known = self._made.get(key)
-        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
-        if known is None or known.uid != job.uid:
-            known = self._made[key] = _Made(job.uid, attempt)
-        elif attempt not in (None, known.attempt):
-            known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
-        self._made.move_to_end(key)
-        if len(self._made) > _JOBS_REMEMBERED:
-            self._made.popitem(last=False)
-        return known
-
-    async def _require(self, required: RequiredObject) -> None:
-        try:
-            await self._client.get_metadata(CONFIG_MAPS, required.name, required.namespace)
-        except NamespaceGone:
-            raise
-        except NotFound as error:
-            raise MissingObject(CONFIG_MAPS.kind, required) from error
-
-    async def _apply_in_turn(self, manifests: Sequence[Manifest], job: Observed, made: _Made) -> None:
-        for manifest in manifests:
-            if is_shared(manifest):
-                made = remembered(self._shared, job.namespace, _Made(uid="", attempt=None), _JOBS_REMEMBERED)
-            key, digest = _key(manifest), _digest(manifest)
-            if made.digests.get(key) != digest:
-                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
-                made.digests[key] = digest
-
-    async def _create_or_apply(self, manifest: Manifest, job: Observed, uid: str | None) -> str:
-        """Create the object, or apply the manifest to the one that the job has; returns its uid."""
-        if uid is not None:
-            with suppress(Conflict):  # it was deleted, or replaced
-                return _uid(await self._client.apply(manifest, uid))
-        resource, metadata = resource_of(manifest), manifest["metadata"]
-        try:
-            return _uid(await self._client.create(resource, manifest, metadata["namespace"]))
-        except AlreadyExists:
-            uid = await self._uid_if_owned(manifest, job)
-            return _uid(await self._client.apply(manifest, uid))
-
-    async def _create_once(self, manifest: Manifest, job: Observed, made: _Made) -> None:
-        """Create the object if the job does not have it yet."""
-        if _key(manifest) in made.digests:
-            return
-        try:
-            await self._client.create(resource_of(manifest), manifest, manifest["metadata"]["namespace"])
-        except AlreadyExists:
-            if manifest["kind"] != SECRETS.kind:  # its name has the uid of the job
-                await self._uid_if_owned(manifest, job)
-        made.digests[_key(manifest)] = b""
-
-    async def _create_gone(self, manifests: Sequence[Manifest]) -> None:
-        for manifest in manifests:
-            await self._create_if_gone(manifest)
-
-    async def _create_if_gone(self, manifest: Manifest) -> None:
-        resource, (kind, name), namespace = resource_of(manifest), _key(manifest), manifest["metadata"]["namespace"]
-        if kind != SECRETS.kind:  # which the operator may not read
-            with suppress(NotFound):
-                await self._client.get_metadata(resource, name, namespace)
-                return
-        with suppress(AlreadyExists):
-            await self._client.create(resource, manifest, namespace)
-            _log.warning("created again, because it was deleted while the job runs", kind=kind, name=name)
-
-    async def _uid_if_owned(self, manifest: Manifest, job: Observed) -> str:
-        kind, name = _key(manifest)
-        try:
-            metadata = await self._client.get_metadata(resource_of(manifest), name, manifest["metadata"]["namespace"])
-        except NotFound as error:
-            raise Conflict(f"{kind} {name} was deleted in the meantime") from error
-        return require_shared(metadata, kind) if is_shared(manifest) else require_owned(metadata, kind, job)
-
-    async def _create_pod(self, manifest: Manifest, job: Observed) -> None:
-        self._saw(await self._created_pod(manifest, job))
-
-    async def _created_pod(self, manifest: Manifest, job: Observed) -> Object:
-        """The pod of this name, created or found. Raises NameTaken if it is not the job's."""
-        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-        try:
-            return await self._client.create(PODS, manifest, namespace)
-        except AlreadyExists:
-            pass
-        try:
-            pod = await self._client.get(PODS, name, namespace)
-        except NotFound as error:
-            raise Conflict(f"pod {name} was deleted in the meantime") from error
-        owners = pod["metadata"].get("ownerReferences") or ()
-        if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
-            return pod
-        if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
-            raise LeftBehind(PODS.kind, name)
-        raise NameTaken(name)
-
-    async def _delete_pod(self, deletion: PodDeletion, job: Observed) -> None:
+    async def _delete_pod(self, deletion: PodDeletion, job: ObservedJob) -> None:
         """Delete the pod, unless it is gone or replaced by another one of its name."""
         try:
             pod = await self._client.delete(
@@ -341,31 +156,39 @@ class Executor:
             await self._client.delete(self.workloads, name, namespace)
 
 
-def _is_pod(manifest: Manifest) -> bool:
-    return bool(manifest["kind"] == PODS.kind)
+# --- Patches of the status ---
 
 
-def _in_turn(manifests: Sequence[Manifest]) -> list[list[Manifest]]:
-    """Objects that can be written at the same time. The API server refuses a RoleBinding without its Role."""
-    bindings = [manifest for manifest in manifests if manifest["kind"] == "RoleBinding"]
-    return [
-        [manifest, *bindings] if manifest["kind"] == "Role" else [manifest]
-        for manifest in manifests
-        if manifest not in bindings
-    ]
+def status_object(status: RLJobStatus) -> Object:
+    """The status in its stored form, which the API server accepts."""
+    stored: Object = within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True), RLJobStatus)
+    return stored
 
 
-def _attempt(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["labels"][labels.ATTEMPT])
+def merge_patch(before: Object, after: Object) -> Object:
+    """The JSON merge patch (RFC 7386) that turns `before` into `after`; empty if they are equal."""
+    patch: Object = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        known: Any = before.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            if known != value:
+                patch[name] = merge_patch(known, value)
+        elif known != value or name not in before:
+            patch[name] = value
+    return patch
 
 
-def _key(manifest: Manifest) -> tuple[str, str]:
-    return manifest["kind"], manifest["metadata"]["name"]
-
-
-def _digest(manifest: Manifest) -> bytes:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).digest()
-
-
-def _uid(obj: Object) -> str:
-    return str(obj["metadata"].get("uid", ""))
+def condition_patch(status: Object, type_: str, condition: Object, generation: int) -> Object:
+    """The patch that sets a condition to False; empty if it has this content already, or is True."""
+    stored = [known for known in status.get("conditions") or () if isinstance(known, dict)]
+    before = next((known for known in stored if known.get("type") == type_), {})
+    if before.get("status") == "True" or all(before.get(name) == value for name, value in condition.items()):
+        return {}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    changed = {
+        "type": type_,
+        "status": "False",
+        "lastTransitionTime": before.get("lastTransitionTime", now),
+        "observedGeneration": generation,
+    } | condition
+    return {"conditions": [*(known for known in stored if known is not before), changed]}

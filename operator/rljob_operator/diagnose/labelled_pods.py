@@ -7,6 +7,7 @@ namespace has its own allowance, and the queue, the records of reported failures
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
@@ -15,14 +16,19 @@ import structlog
 
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder, Tokens, remembered
-from rljob_operator.diagnose.container_end import ContainerEnd, container_ends
-from rljob_operator.diagnose.explanation import Explanation, explanation_of
-from rljob_operator.diagnose.owners import top_owner
-from rljob_operator.event_note import EventNote, Subject
+from rljob_operator.diagnose.explanation import (
+    ContainerEnd,
+    OutOfMemoryCause,
+    Owner,
+    container_ends,
+    controller_of,
+    explanation_of,
+)
+from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError
 from rljob_operator.kube.lease import LeadershipLost
-from rljob_operator.kube.resources import Object
+from rljob_operator.kube.resources import WORKLOAD_OWNERS, Object, Resource
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import DIAGNOSED_FAILURES, EVENTS_DROPPED
 
@@ -48,7 +54,7 @@ class LabelledPods:
     def __init__(self, client: ApiClient, recorder: EventRecorder) -> None:
         self._client = client
         self._recorder = recorder
-        self._waiting: asyncio.Queue[tuple[ContainerEnd, Explanation]] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[tuple[ContainerEnd, OutOfMemoryCause]] = asyncio.Queue(_MAX_WAITING)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._tokens: OrderedDict[str, Tokens] = OrderedDict()
 
@@ -101,7 +107,7 @@ class LabelledPods:
         """Return when all failures that were seen are reported or dropped."""
         await self._waiting.join()
 
-    async def _report(self, end: ContainerEnd, explanation: Explanation) -> None:
+    async def _report(self, end: ContainerEnd, explanation: OutOfMemoryCause) -> None:
         """Count and report a failure, unless an earlier process of the operator has."""
         pod = Subject("v1", "Pod", end.namespace, end.pod, end.pod_uid)
         try:
@@ -122,3 +128,42 @@ def _note(message: str) -> EventNote:
 
 def _is_old(end: ContainerEnd) -> bool:
     return end.finished_at is not None and datetime.now(UTC) - end.finished_at > _OLDEST
+
+
+# --- Owners ---
+
+
+_LONGEST_CHAIN = 4
+"""Pod, Job, JobSet, TrainJob; or pod, RayCluster, RayJob."""
+_VERSION = re.compile(r"v[0-9]+((alpha|beta)[0-9]+)?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+async def top_owner(client: ApiClient, end: ContainerEnd) -> Owner | None:
+    """The topmost verified owner; None if the pod has none of a known kind.
+
+    Owner references are written by the author of an object: a reference counts only if an object of that name has
+    that uid.
+    """
+    top, claimed = None, end.owner
+    for _ in range(_LONGEST_CHAIN):
+        resource = owner_resource(claimed) if claimed else None
+        if claimed is None or resource is None:
+            break
+        try:
+            metadata = await client.get_metadata(resource, claimed.name, end.namespace)
+        except ApiError:
+            break
+        if metadata.get("uid") != claimed.uid:
+            break
+        top, claimed = claimed, controller_of(metadata)
+    return top
+
+
+def owner_resource(owner: Owner) -> Resource | None:
+    """The resource of an owner of a known kind; None if its reference is not one that the API server would accept."""
+    group, _, version = owner.api_version.partition("/")
+    known = WORKLOAD_OWNERS.get((group, owner.kind))
+    if known is None or not _VERSION.fullmatch(version) or not _NAME.fullmatch(owner.name):
+        return None
+    return Resource(group, version, owner.kind, known)

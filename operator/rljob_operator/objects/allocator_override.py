@@ -14,11 +14,11 @@ from rljob_memory.allocator import (
     torch_release,
 )
 from rljob_memory.allocator_settings import allocator_options, setting_problems
-from rljob_operator.event_note import EventNote
+from rljob_operator.events import EventNote
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_parts import CONTAINER
 from rljob_operator.objects.pod_template import with_container_names
+from rljob_operator.objects.pods import CONTAINER
 
 _LONGEST_MESSAGE = 1024
 _MAX_DOUBTS = 10
@@ -92,8 +92,8 @@ def _fold(group: WorkerGroup) -> tuple[PodTemplate, str]:
             for entry in entries
         ]
         done, advice = f"renamed to {ALLOCATOR_VARIABLE}", "use that name"
-    sentence = f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done}; {advice}"
-    return _with_entries(group.template, folded), sentence
+    message = f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done}; {advice}"
+    return _with_entries(group.template, folded), message
 
 
 def _sets(entry: Any, variable: str) -> bool:

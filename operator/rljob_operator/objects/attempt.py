@@ -1,14 +1,18 @@
-"""One attempt of a job: the input of all builders of objects."""
+"""One attempt of a job, the input of all builders of objects, and the metadata of its objects."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from rljob_api.grown_job import grown_spec
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.names import API_VERSION
 from rljob_api.plan_change import PlanChange
+from rljob_api.status import Role
+from rljob_operator import labels
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.settings import OperatorSettings
 
@@ -16,7 +20,7 @@ ControllerPlacement = Literal["GpuFreeNodes", "UntaintedNodes", "AnyNode"]
 Gang = Literal["Native", "Kueue", "Volcano"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobAttempt:
     """A job, the number of the attempt, and everything else that its objects depend on."""
 
@@ -48,7 +52,7 @@ class JobAttempt:
     def name(self) -> str:
         return self.job.metadata.name
 
-    @property
+    @cached_property
     def spec(self) -> RLJobSpec:
         """The job's, with the policy's size in the plan. The pods get the manifest of `job`."""
         return grown_spec(self.job.spec, self.plan)
@@ -67,6 +71,75 @@ class JobAttempt:
     def gpu_resource(self) -> str:
         return self.settings.gpu_resources[0]
 
-    @property
+    @cached_property
     def layout(self) -> PodLayout:
         return PodLayout.of(self.spec)
+
+
+# --- Metadata of objects ---
+
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain data."""
+
+
+def job_labels(attempt: JobAttempt, component: str) -> dict[str, str]:
+    """Labels of an object of `component`: a role, or `job` for what belongs to the job as a whole."""
+    return {
+        labels.JOB_NAME: attempt.name,
+        labels.JOB_UID: attempt.uid,
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/instance": attempt.name,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/part-of": "rljob",
+        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
+    }
+
+
+def pod_labels(attempt: JobAttempt, role: Role) -> dict[str, str]:
+    """Labels of the first pod of a role. Those of the installation too; RLJob's own win."""
+    return {
+        **attempt.settings.pod_labels,
+        **job_labels(attempt, role),
+        labels.ROLE: role,
+        labels.INDEX: "0",
+        labels.ATTEMPT: str(attempt.number),
+        labels.PLAN_GENERATION: str(attempt.plan.generation if attempt.plan else 1),
+    }
+
+
+def object_metadata(attempt: JobAttempt, name: str, component: str = "job") -> dict[str, Any]:
+    """Metadata of an object that lives and goes with the job."""
+    return {
+        "name": name,
+        "namespace": attempt.namespace,
+        "labels": job_labels(attempt, component),
+        "ownerReferences": [owner_reference(attempt)],
+    }
+
+
+def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
+    """Metadata of an object that all jobs of the namespace use. It is the same for each of them, and no job owns it."""
+    shared = {
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/part-of": "rljob",
+        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
+        labels.SHARED: "true",
+    }
+    return {"name": name, "namespace": attempt.namespace, "labels": shared}
+
+
+def is_shared(manifest: Manifest) -> bool:
+    """True for an object that all jobs of the namespace use."""
+    return labels.SHARED in (manifest["metadata"].get("labels") or {})
+
+
+def owner_reference(attempt: JobAttempt) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RLJob",
+        "name": attempt.name,
+        "uid": attempt.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

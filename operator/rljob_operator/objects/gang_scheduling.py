@@ -10,10 +10,8 @@ from typing import Any
 from rljob_api.job import RLJob
 from rljob_api.quantity import quantity_value
 from rljob_operator import names
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.container_resources import limits_and_requests, quantity_text
-from rljob_operator.objects.invalid_template import InvalidTemplate
-from rljob_operator.objects.metadata import Manifest, object_metadata
+from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata
+from rljob_operator.objects.template_checks import InvalidTemplate, limits_and_requests, quantity_text
 
 PREFIX = "kueue.x-k8s.io/"
 ADMISSION_GATE = f"{PREFIX}admission"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rljob_operator import labels
 from rljob_operator.objects.attempt import ControllerPlacement
-from rljob_operator.objects.invalid_template import expect_list, expect_object
+from rljob_operator.objects.template_checks import expect_list, expect_object
 
 Expression = dict[str, Any]
 TermPart = Literal["matchExpressions", "matchFields"]

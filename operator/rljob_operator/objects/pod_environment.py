@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_snake
 
+from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
 from rljob_memory.next_plan import adapter_changes
@@ -143,3 +144,18 @@ def adapter_variables(attempt: JobAttempt) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+# --- Variables of the user ---
+
+
+def with_user_entries(entries: list[dict[str, Any]], spec: RLJobSpec) -> list[dict[str, Any]]:
+    """`entries` with those of the job, which override defaults. The API refuses names that RLJob depends on."""
+    own = {variable.name: variable.model_dump(by_alias=True, exclude_none=True) for variable in spec.env or ()}
+    return [*(entry for entry in entries if entry["name"] not in own), *own.values()]
+
+
+def env_from(spec: RLJobSpec) -> dict[str, Any]:
+    """The field `envFrom` of a container; empty if the job has none. Variables of `env` take precedence."""
+    sources = [source.model_dump(by_alias=True, exclude_none=True) for source in spec.env_from or ()]
+    return {"envFrom": sources} if sources else {}

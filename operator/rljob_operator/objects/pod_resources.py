@@ -9,12 +9,11 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.container_resources import limits_and_requests
-from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_template import is_controller, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.objects.predicted_memory import predicted_limit_bytes
+from rljob_operator.objects.template_checks import InvalidTemplate, limits_and_requests
 
 _GPU = re.compile(r"nvidia\.com/mig-.*|[^/]*gpu[^/]*/.*|.*/.*gpu.*", re.IGNORECASE)
 """Resources that are GPUs by their name: amd.com/gpu, gpu.intel.com/i915, nvidia.com/mig-1g.5gb. Not network adapters
@@ -143,7 +142,7 @@ def _raise_limit(pod: dict[str, Any], host_memory_bytes: int, path: str) -> None
 
 
 def _enlarge_shared_memory(pod: dict[str, Any], size_bytes: int, path: str) -> None:
-    """Only an emptyDir can be enlarged; a volume of another kind keeps its size."""
+    """Enlarge /dev/shm to `size_bytes`, if it is an emptyDir; a volume of another kind keeps its size."""
     for volume in pod["spec"]["volumes"]:
         directory = volume.get("emptyDir")
         if volume["name"] != SHARED_MEMORY_VOLUME or not isinstance(directory, dict):

@@ -5,30 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_api.exit_codes import ExitCode
+from rljob_api.status import Role
 from rljob_memory.allocator import NO_GPU
 from rljob_operator import labels, names
-from rljob_operator.objects.accounts import account_name
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, pod_labels
 from rljob_operator.objects.pod_environment import (
     adapter_variables,
+    env_from,
     job_entries,
     literal_entries,
     plan_variables,
     ray_entries,
     rendezvous_entries,
+    with_user_entries,
 )
 from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_parts import container_frame, own_trainer, pod_frame
+from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
 from rljob_operator.objects.predicted_memory import memory_request
-from rljob_operator.objects.supporting_objects import RAY_PORT
+from rljob_operator.objects.supporting_objects import RAY_PORT, account_name
 
 REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 """Ray's head, its object store apart, and one process without torch."""
 
 
 def build_controller_pod(attempt: JobAttempt) -> Manifest:
-    """Before the user's template, and before placement."""
+    """The controller pod, before the user's template and before placement."""
     environment = [
         *job_entries(attempt, "controller"),
         {"name": "RLJOB_STEP_REPORT", "value": names.step_report_name(attempt.name)},
@@ -48,7 +50,7 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
 
 CPUS_PER_GPU = 1
 MEMORY_GIB_PER_GPU = 4
-"""If the size of the model is not known."""
+"""Memory request of a worker if the size of the model is not known, in GiB."""
 
 
 def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> Manifest:
@@ -116,3 +118,92 @@ def _resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
         return {"requests": requests}
     gpus = {attempt.gpu_resource: str(group.gpus)}
     return {"requests": {**requests, **gpus}, "limits": gpus}
+
+
+# --- Parts of all pods ---
+
+
+CONTAINER = "rljob"
+
+RESTART_ALL_CONTAINERS = "RestartAllContainers"
+"""Action of a restart rule: the pod stays on its node, and all its containers are restarted."""
+
+_RESTART_IN_PLACE = {
+    "action": RESTART_ALL_CONTAINERS,
+    "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
+}
+
+
+def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+    """The first pod of a role, with one container and no restart policy: the operator decides what follows its
+    termination."""
+    volumes, _ = pod_volumes(attempt, role)
+    user = attempt.settings.run_as_user
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": attempt.settings.termination_grace_seconds,
+        "hostname": name,
+        "subdomain": names.service_name(attempt.name),
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup") if user else (), user),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if attempt.settings.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in attempt.settings.image_pull_secrets]
+    metadata = object_metadata(attempt, name, role) | {
+        "labels": pod_labels(attempt, role),
+        "annotations": {"kubectl.kubernetes.io/default-container": CONTAINER},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def container_frame(
+    attempt: JobAttempt,
+    role: Role,
+    environment: list[dict[str, Any]],
+    resources: dict[str, Any],
+    *,
+    read_only_root: bool,
+) -> dict[str, Any]:
+    """The container `rljob` without its image and command."""
+    _, mounts = pod_volumes(attempt, role)
+    return {
+        "name": CONTAINER,
+        "env": with_user_entries(environment, attempt.spec),
+        **env_from(attempt.spec),
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": read_only_root,
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+
+
+def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
+    """Image, command, readiness probe and restart rule of a container of RLJob's own trainer."""
+    in_place = (
+        {"restartPolicy": "Never", "restartPolicyRules": [_RESTART_IN_PLACE]} if attempt.restarts_in_place else {}
+    )
+    return {
+        **in_place,
+        "image": attempt.settings.trainer_image,
+        "imagePullPolicy": attempt.settings.trainer_image_pull_policy,
+        "command": ["rljob", command],
+        "readinessProbe": {
+            "exec": {"command": ["test", "-e", f"{RUN_DIRECTORY}/ready"]},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+    }

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.metadata import Manifest
+from rljob_operator.objects.attempt import JobAttempt, Manifest
 from rljob_operator.objects.pod_template import own_container
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY
 
@@ -21,7 +20,7 @@ SITE = f"{_DIRECTORY}/rljob_probe/site"
 """Directory of the probe in a container, for PYTHONPATH."""
 _COPY_TO = "/probe"
 _RESOURCES = {"cpu": "50m", "memory": "32Mi"}
-"""As limits too: beside it, a pod can be of the class Guaranteed."""
+"""Requests and limits: with equal ones, a pod can be of the class Guaranteed."""
 
 _PATH = "PYTHONPATH"
 _PATH_OF_TEMPLATE = "RLJOB_TEMPLATE_PYTHONPATH"

@@ -1,5 +1,5 @@
-"""Objects that the pods of a job need beside them: Service, Secret, StepReport, PersistentVolumeClaim, NetworkPolicy
-and ConfigMap."""
+"""Objects that the pods of a job need: Service, Secret, StepReport, PersistentVolumeClaim, NetworkPolicy, ConfigMap and
+account."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.attempt_settings import AttemptSettings
-from rljob_api.names import API_VERSION, checkpoint_claim_name
+from rljob_api.names import API_VERSION, GROUP, checkpoint_claim_name
 from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes
 from rljob_operator import labels, names
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.invalid_template import InvalidTemplate
-from rljob_operator.objects.metadata import Manifest, object_metadata
+from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, shared_metadata
 from rljob_operator.objects.predicted_memory import predicted_memory
+from rljob_operator.objects.template_checks import InvalidTemplate
 
 RAY_PORT = 6379
 RENDEZVOUS_PORT = 29500
@@ -52,7 +52,7 @@ TOKEN_KEY = "token"
 
 
 def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
-    """To be created once: all attempts of the job use the same token."""
+    """The Secret with the token of Ray, created once: all attempts of the job use the same token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -72,7 +72,7 @@ def build_step_report(attempt: JobAttempt) -> Manifest:
 
 
 def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """ReadWriteMany: every pod of the job writes to it, from whatever node. It goes with the job if not retained."""
+    """ReadWriteMany: every pod of the job writes to it, from any node. Deleted with the job unless it is retained."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
@@ -103,14 +103,14 @@ def _claim_metadata(attempt: JobAttempt) -> dict[str, Any]:
 
 
 _DNS_PORTS = (53, 5353)
-"""Of the Service, and of OpenShift's DNS pods behind it: network plugins look at either."""
+"""Ports of the DNS Service, and of OpenShift's DNS pods behind it: network plugins compare either."""
 
 _HTTPS_PORT = 443
 """Sources of models and data."""
 
 
 def build_network_policy(attempt: JobAttempt) -> Manifest:
-    """In: the job's own pods. Out: those, DNS, HTTPS, the API server, and the destinations of the settings.
+    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """
@@ -165,7 +165,7 @@ def build_config_map(
 
 
 _MAX_PLAN_CHANGES_BYTES = 256 << 10
-"""A ConfigMap has at most 1 MiB, of which the manifest may need the most."""
+"""A ConfigMap has at most 1 MiB, and the manifest may need most of it."""
 
 
 def latest_changes(changes: Sequence[PlanChange]) -> list[PlanChange]:
@@ -208,3 +208,74 @@ def manifest_text(attempt: JobAttempt) -> str:
 
 def _yaml(text: str) -> str:
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+
+
+# --- Account of the controllers ---
+
+
+_RBAC_GROUP = "rbac.authorization.k8s.io"
+
+
+def account_name(attempt: JobAttempt) -> str:
+    """Name of the controller's ServiceAccount, of its Role, and of the RoleBinding between them."""
+    shared = attempt.settings.shared_account
+    return names.SHARED_ACCOUNT if shared else names.service_account_name(attempt.name)
+
+
+def build_account(attempt: JobAttempt) -> list[Manifest]:
+    """The ServiceAccount, its Role and the RoleBinding.
+
+    RBAC can restrict a right to a name, but not to the name of the job whose pod asks. So there are two ways, and the
+    setting `shared_account` decides between them, here alone: an account for each job, with a Role that names its
+    StepReport; or one account for each namespace, with a Role for all StepReports in it, and the chart's
+    ValidatingAdmissionPolicy, which ties every write to the pod that the token was issued for.
+    """
+    name = account_name(attempt)
+    shared = attempt.settings.shared_account
+    metadata = shared_metadata(attempt, name) if shared else object_metadata(attempt, name)
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": metadata,
+            # No pod gets its token unasked; the controller pod asks.
+            "automountServiceAccountToken": False,
+        },
+        {"apiVersion": f"{_RBAC_GROUP}/v1", "kind": "Role", "metadata": metadata, "rules": [_rule(attempt)]},
+        {
+            "apiVersion": f"{_RBAC_GROUP}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": _RBAC_GROUP, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": attempt.namespace}],
+        },
+    ]
+
+
+def _rule(attempt: JobAttempt) -> dict[str, Any]:
+    """Writes of the status, which answer with the StepReport: metadata stay the operator's, finalizers and owner
+    included."""
+    rule = {"apiGroups": [GROUP], "resources": ["stepreports/status"], "verbs": ["patch"]}
+    if attempt.settings.shared_account:
+        return rule
+    return rule | {"resourceNames": [names.step_report_name(attempt.name)]}
+
+
+# --- Objects of the user ---
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredObject:
+    """A ConfigMap that pods mount. Without it, the kubelet waits, and the pod's status does not show why."""
+
+    name: str
+    namespace: str
+    field: str
+    """Field of the job that names it."""
+
+
+def required_objects(attempt: JobAttempt) -> tuple[RequiredObject, ...]:
+    files = attempt.spec.task.files
+    if files is None or files.config_map is None:
+        return ()
+    return (RequiredObject(files.config_map, attempt.namespace, "spec.task.files.configMap"),)

@@ -1,25 +1,29 @@
-"""Cached form of an RLJob, and its parsing for each reconcile."""
+"""Cached forms of RLJobs and StepReports, and their parsing for each reconcile."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import pydantic
+from pydantic_core import to_json
 
 from rljob_api.all_errors import all_errors
+from rljob_api.bounds import within_bounds
 from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.manifest import dotted
 from rljob_api.metadata import Metadata
 from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
+from rljob_api.step_report import StepReportStatus
 from rljob_api.yaml_document import Document
 from rljob_operator import labels
-from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
+from rljob_operator.kube.client import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
-from rljob_operator.observe.packed import pack, unpack
+from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
@@ -53,7 +57,7 @@ class JobFact:
     managed_by: str
     """Controller that `spec.managedBy` names; empty if it names none."""
     phase: str
-    """As in kubectl get; Pending if there is none yet."""
+    """Phase as in kubectl get; Pending if there is none yet."""
     placed: bool
     """Its pods are scheduled, or no longer needed, or another controller's concern."""
     runs: bool
@@ -66,18 +70,9 @@ class JobFact:
         return unpack(self.packed_text)
 
     @property
-    def has_finalizer(self) -> bool:
-        return labels.FINALIZER in self.finalizers
-
-    @property
     def delegated(self) -> bool:
         """The job is left to another controller than RLJob's operator."""
         return self.managed_by not in ("", MANAGED_BY_OPERATOR)
-
-    def status(self) -> Object:
-        """The stored status; empty if there is none."""
-        status: Object = json.loads(self.text).get("status") or {}
-        return status
 
 
 def job_fact(obj: Object) -> JobFact:
@@ -144,6 +139,12 @@ def parse_job(text: bytes) -> ParsedJob:
         return ParsedJob(None, _problem(without_status), status)
 
 
+def raw_status(text: bytes) -> Object:
+    """The status in the JSON of a job; empty if there is none."""
+    status: Object = json.loads(text).get("status") or {}
+    return status
+
+
 def _parsed(text: bytes | str) -> RLJob:
     return RLJob.model_validate_json(text, by_alias=True, by_name=False)
 
@@ -157,5 +158,80 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 def _problem(stored: Object) -> str:
     text = ProblemText(Document(stored, {}))
-    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
-    return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"
+    messages = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
+    return "; ".join(messages)[:_MAX_PROBLEM] or "cannot parse the object"
+
+
+# --- StepReports ---
+
+
+MAX_STEP_REPORT_BYTES = 256 << 10
+"""Twice the content of the largest job: 256 processes, and 20 changes of the plan."""
+
+_MAX_REPORT_PROBLEM = 1024
+_TOO_LARGE = f"expected at most {MAX_STEP_REPORT_BYTES >> 10} KiB, found more; the content is not read"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReportFact:
+    """One StepReport."""
+
+    resource_version: str
+    owners: tuple[str, ...]
+    """uids of its owners."""
+    packed_text: bytes = b""
+    """The JSON of its status, packed; empty if it has none, or one that is too large."""
+    too_large: bool = False
+
+    def content(self, job_uid: str) -> tuple[StepReportStatus | None, str | None]:
+        """The content, or the error in it; neither if it is empty, or the report is not that of the job."""
+        if job_uid not in self.owners:
+            return None, None
+        if self.too_large:
+            return None, _TOO_LARGE
+        return parse_step_report(unpack(self.packed_text)) if self.packed_text else (None, None)
+
+
+def step_report_fact(obj: Object) -> StepReportFact:
+    version = str(obj["metadata"].get("resourceVersion", ""))
+    owners = tuple(str(owner.get("uid")) for owner in obj["metadata"].get("ownerReferences") or ())
+    status = obj.get("status")
+    text = to_json(status) if status else b""
+    if len(text) > MAX_STEP_REPORT_BYTES:
+        STEP_REPORTS_REFUSED.inc()
+        return StepReportFact(version, owners, too_large=True)
+    return StepReportFact(version, owners, pack(text) if text else b"")
+
+
+def parse_step_report(text: bytes) -> tuple[StepReportStatus | None, str | None]:
+    """The content, or the error in it. Content beyond the bounds of the API, which an older CRD has let through, is
+    brought within them."""
+    try:
+        return _parsed_report(text), None
+    except pydantic.ValidationError:
+        pass
+    try:
+        return _parsed_report(to_json(within_bounds(json.loads(text), StepReportStatus))), None
+    except pydantic.ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+        return None, f"{dotted(first['loc'])}: {first['msg']}"[:_MAX_REPORT_PROBLEM]
+
+
+def _parsed_report(text: bytes) -> StepReportStatus:
+    return StepReportStatus.model_validate_json(text, by_alias=True, by_name=False)
+
+
+# --- Compressed texts ---
+
+
+_LEVEL = 1
+"""Fastest: 60 µs and a third of the size for the 2 kB of an RLJob, a tenth for a StepReport of many ranks."""
+
+
+def pack(text: bytes) -> bytes:
+    """The compressed text. Equal texts have equal packed forms."""
+    return zlib.compress(text, _LEVEL)
+
+
+def unpack(packed: bytes) -> bytes:
+    return zlib.decompress(packed)

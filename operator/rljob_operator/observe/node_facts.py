@@ -1,7 +1,10 @@
-"""Reduced form of a node: its GPUs, and whether it accepts pods."""
+"""Nodes: their reduced form, and the jobs that wait for room on them."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -9,6 +12,7 @@ from decimal import Decimal
 from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
+from rljob_operator.kube.watch import Key
 from rljob_operator.observe.pod_facts import moment
 from rljob_operator.reconcile.observed import ObservedNode
 
@@ -61,3 +65,64 @@ def _whole_number(quantity: str | None) -> int:
         return int(Decimal(quantity or "0"))
     except (ArithmeticError, ValueError):
         return 0
+
+
+# --- Jobs that wait for nodes ---
+
+
+_PAUSE_SECONDS = 1.0
+_PORTION = 100
+"""Jobs woken in a second. Their pods wait in the scheduler, so nothing depends on a wake-up but messages, and jobs
+whose pods were not created because there is no node. Ten thousand take 100 s and a tenth of a core."""
+
+
+class UnplacedJobs:
+    """Index of the jobs without nodes. `wake` gets the key of each job to reconcile."""
+
+    def __init__(self, wake: Callable[[Key], None]) -> None:
+        self._wake = wake
+        self._jobs: dict[Key, None] = {}
+        self._due: OrderedDict[Key, None] = OrderedDict()
+        self._all_due = False
+        self._something_due = asyncio.Event()
+
+    def update(self, key: Key, *, waits: bool) -> None:
+        if waits:
+            self._jobs[key] = None
+        else:
+            self._jobs.pop(key, None)
+            self._due.pop(key, None)
+
+    def wake_later(self) -> None:
+        """Wake all of them, within a second if they are few. Repetitions in between cost nothing."""
+        self._all_due = True
+        self._something_due.set()
+
+    def next_portion(self) -> list[Key]:
+        """The jobs to wake now, those first that have waited longest for it."""
+        if self._all_due:
+            self._all_due = False
+            for key in self._jobs:
+                self._due.setdefault(key)
+        portion = [self._due.popitem(last=False)[0] for _ in range(min(_PORTION, len(self._due)))]
+        if not self._due:
+            self._something_due.clear()
+        return portion
+
+    async def run(self) -> None:
+        """Wake jobs until cancelled."""
+        while True:
+            await self._something_due.wait()
+            await asyncio.sleep(_PAUSE_SECONDS)  # a node often changes several times in a row
+            for key in self.next_portion():
+                self._wake(key)
+
+
+def gains_room(before: ObservedNode | None, after: ObservedNode | None) -> bool:
+    """Pods may fit that did not fit before the change of the node."""
+    if after is None or not after.usable:
+        return False
+    if before is None or not before.usable:
+        return True
+    gpu_free = before.gpus > 0 and after.gpus == 0  # for controllers
+    return gpu_free or after.gpus > before.gpus or (before.tainted and not after.tainted)

@@ -6,23 +6,19 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Object
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOBS
-from rljob_operator.observation import Observation
-from rljob_operator.observe.api_refusals import ApiRefusals
 from rljob_operator.observe.cache import Cache
-from rljob_operator.observe.job_facts import JobFact, job_fact, parse_job
-from rljob_operator.observe.node_facts import NodeFact, node_fact
+from rljob_operator.observe.job_facts import JobFact, StepReportFact, job_fact, parse_job, raw_status, step_report_fact
+from rljob_operator.observe.node_facts import NodeFact, UnplacedJobs, gains_room, node_fact
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
-from rljob_operator.observe.step_report_facts import StepReportFact, step_report_fact
-from rljob_operator.observe.unplaced import UnplacedJobs, gains_room
-from rljob_operator.reconcile.observed import Observed, ObservedNode
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
-from rljob_operator.reconcile.write_budget import WriteBudget
+from rljob_operator.reconcile.status import WriteBudget
 
 VOLCANO_GROUP = "scheduling.volcano.sh"
 KUEUE_GROUP = "kueue.x-k8s.io"
@@ -55,10 +51,14 @@ class Observer:
         """Time of the next lookup of a job's objects, on the monotonic clock."""
         self._nodes: tuple[ObservedNode, ...] | None = ()
         self.unplaced = UnplacedJobs(wake)
-        """To be run by the owner."""
+        """The owner of the observer runs it."""
 
-    def observe(self, key: Key) -> Observation | None:
-        """The present observation of the job; None if it does not exist."""
+    def observe(self, key: Key) -> Callable[[], ObservedJob] | None:
+        """The present observation of the job; None if it does not exist.
+
+        The call parses the job and its report, from the state of now. It takes up to half a second, and belongs into a
+        thread.
+        """
         fact = self.jobs.get(key)
         if fact is None:
             return None
@@ -68,20 +68,10 @@ class Observer:
         leaving = sorted(pod.name for pod in others if pod.pod and pod.pod.deleting)
         foreign = {pod.name for pod in others} - set(leaving)
         refusals = self._refusals.get(key) or ApiRefusals()
-        observed = Observed(
-            job=None,
-            namespace=fact.namespace,
-            name=fact.name,
-            uid=fact.uid,
-            generation=fact.generation,
-            created_at=fact.created_at,
-            deleting=fact.deleting,
-            has_finalizer=fact.has_finalizer,
-            operator=fact.operator,
-            managed_by=fact.managed_by,
+        observed = replace(
+            _observed_metadata(fact),
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
-            step_report=None,
             nodes=self._observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
@@ -94,8 +84,7 @@ class Observer:
             kueue_installed=KUEUE_GROUP in self.api_groups,
             fresh_token=secrets.token_hex(32),
         )
-        read_observed = cache(partial(_parsed, observed, fact, self.step_reports.get(key)))
-        return Observation(read_observed, fact.resource_version, fact.finalizers, cache(fact.status))
+        return partial(_parsed, observed, fact, self.step_reports.get(key))
 
     def orphaned_workloads(self, key: Key) -> tuple[str, ...]:
         """Workloads that keep the pods of a job that is gone, as jobs without a finalizer are at once."""
@@ -104,27 +93,10 @@ class Observer:
         pods = self._pods_of.get(key, {}).values()
         return waiting_workloads(key[1], [pod.pod for pod in pods if pod.pod and pod.owner_uid])
 
-    def observe_metadata(self, key: Key) -> Observation | None:
+    def observe_metadata(self, key: Key) -> ObservedJob | None:
         """The job without its spec, for a report about a job that cannot be observed; None: there is no such job."""
         fact = self.jobs.get(key)
-        if fact is None:
-            return None
-        observed = Observed(
-            job=None,
-            namespace=fact.namespace,
-            name=fact.name,
-            uid=fact.uid,
-            generation=fact.generation,
-            created_at=fact.created_at,
-            deleting=fact.deleting,
-            has_finalizer=fact.has_finalizer,
-            operator=fact.operator,
-            managed_by=fact.managed_by,
-            pods=(),
-            step_report=None,
-            nodes=(),
-        )
-        return Observation(lambda: observed, fact.resource_version, fact.finalizers, cache(fact.status))
+        return None if fact is None else replace(_observed_metadata(fact), raw_status=raw_status(fact.text))
 
     def runs(self, key: Key) -> bool:
         """The job's pods hold nodes, or it recovers from a failure."""
@@ -150,7 +122,7 @@ class Observer:
         self._budgets[key] = self._budget(key).after_write(time.monotonic())
 
     def objects_checked(self, key: Key, *, failed: bool = False) -> None:
-        """Plan the next lookup of the objects beside the pods of the job. `failed`: also before each lookup.
+        """Plan the next lookup of the objects of the job other than its pods. `failed`: also before each lookup.
 
         If the StepReport was deleted during the lookup, the next one stays due.
         """
@@ -227,15 +199,36 @@ class Observer:
         return self._nodes
 
 
-def _parsed(observed: Observed, fact: JobFact, report: StepReportFact | None) -> Observed:
+def _observed_metadata(fact: JobFact) -> ObservedJob:
+    return ObservedJob(
+        job=None,
+        namespace=fact.namespace,
+        name=fact.name,
+        uid=fact.uid,
+        generation=fact.generation,
+        created_at=fact.created_at,
+        deleting=fact.deleting,
+        finalizers=fact.finalizers,
+        resource_version=fact.resource_version,
+        operator=fact.operator,
+        managed_by=fact.managed_by,
+        pods=(),
+        step_report=None,
+        nodes=(),
+    )
+
+
+def _parsed(observed: ObservedJob, fact: JobFact, report: StepReportFact | None) -> ObservedJob:
     """The observation with the job and its report, which are parsed for it."""
-    parsed = parse_job(fact.text)
+    text = fact.text
+    parsed = parse_job(text)
     step_report, step_report_problem = report.content(fact.uid) if report else (None, None)
     return replace(
         observed,
         job=parsed.job,
         problem=parsed.problem,
         stored_status=parsed.status,
+        raw_status=raw_status(text),
         step_report=step_report,
         step_report_problem=step_report_problem,
         step_report_version=report.resource_version if report else "",
@@ -244,3 +237,41 @@ def _parsed(observed: Observed, fact: JobFact, report: StepReportFact | None) ->
 
 def _waiting_for(pod: str) -> str:
     return f"pod {pod} of a deleted job of this name is being deleted; waiting for it to terminate"
+
+
+# --- Refusals of the API server ---
+
+
+_FOREIGN_POD_REMEMBERED_SECONDS = 30.0
+"""Time after which a name that a foreign pod had is tried again."""
+
+
+@dataclass(slots=True)
+class ApiRefusals:
+    """The refusals of one job."""
+
+    refused: str | None = None
+    """The API server's message about an object that it refused."""
+    missing_object: str | None = None
+    """Message about an object that the job names and that does not exist."""
+    foreign_object: str | None = None
+    """Message about an object that is not the job's and has a name that the job needs."""
+    left_behind: str | None = None
+    """Message about an object of a deleted job of the same name."""
+    namespace_terminating: bool = False
+    _taken_until: dict[str, float] = field(default_factory=dict)
+    _clock: Callable[[], float] = time.monotonic
+
+    def name_taken(self, pod: str) -> None:
+        """Record that a foreign pod has a name that the job needs."""
+        self._taken_until[pod] = self._clock() + _FOREIGN_POD_REMEMBERED_SECONDS
+
+    def taken_names(self) -> tuple[str, ...]:
+        now = self._clock()
+        return tuple(sorted(name for name, until in self._taken_until.items() if now < until))
+
+    def accepted(self) -> None:
+        """Clear the refusals: all objects of the job were created."""
+        self.refused = None
+        self.namespace_terminating = False
+        self._taken_until.clear()

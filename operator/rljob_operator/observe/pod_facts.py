@@ -1,4 +1,4 @@
-"""Reduced form of a pod."""
+"""Reduced form of a pod and of its containers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from rljob_api.termination_message import read_termination_message
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.objects.gang_scheduling import is_in_group
-from rljob_operator.objects.pod_parts import CONTAINER, RESTART_ALL_CONTAINERS
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.observe.container_states import failed_init_container, failed_sidecar, running_sidecars, waiting
-from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod, PodPhase
+from rljob_operator.objects.pods import CONTAINER, RESTART_ALL_CONTAINERS
+from rljob_operator.reconcile.observed import ContainerFailure, ContainerTermination, ObservedPod, PodPhase
 
 _ROLES = ("controller", "policy", "rollout")
 _MAX_TEXT = 1024
 _MAX_DIGITS = 7
-"""Of the numbers in labels."""
+"""Length of the numbers in labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +172,77 @@ def _disruption(status: Object, condition: Object, end: ContainerTermination | N
 def moment(text: str) -> datetime:
     """Parse a time in the format of Kubernetes."""
     return datetime.fromisoformat(text)
+
+
+# --- Containers ---
+
+
+_STILL_STARTING = ("ContainerCreating", "PodInitializing")
+_LOST = "ContainerStatusUnknown"
+"""Reason of a container that was lost with its node."""
+
+
+def waiting(status: Object) -> str | None:
+    """Reason why a container cannot start, as `reason: message`; init containers first."""
+    for kind, container in _containers(status):
+        state = (container.get("state") or {}).get("waiting") or {}
+        reason = state.get("reason")
+        if reason and reason not in _STILL_STARTING:
+            parts = [f"{kind} {container['name']}"] if container["name"] != CONTAINER else []
+            last = _failure(container, "lastState")
+            if last and parts:
+                parts = [f"{parts[0]} exited with code {last.exit_code}", last.text]
+            text = ": ".join(part for part in (reason, *parts, state.get("message")) if part)
+            return text[:_MAX_TEXT]
+    return None
+
+
+def failed_init_container(spec: Object, status: Object) -> ContainerFailure | None:
+    """The init container that failed and is not restarted, so that the pod cannot start.
+
+    One with restart policy Always is a sidecar. Another restart policy, or restart rules, of its own may restart it
+    until the phase is Failed. For other init containers the phase is no criterion: a sidecar delays it.
+    """
+    given = {c["name"]: c for c in spec.get("initContainers") or ()}
+    ended = (
+        c
+        for c in status.get("initContainerStatuses") or ()
+        if not _is_restarted(given.get(c["name"]) or {}, status.get("phase"))
+    )
+    return next(filter(None, map(_failure, ended)), None)
+
+
+def _is_restarted(init_container: Object, phase: str | None) -> bool:
+    policy = init_container.get("restartPolicy")
+    if policy == "Always":
+        return True
+    return phase != "Failed" and (policy == "OnFailure" or bool(init_container.get("restartPolicyRules")))
+
+
+def failed_sidecar(status: Object) -> ContainerFailure | None:
+    """The container other than `rljob` that failed."""
+    others = (c for c in status.get("containerStatuses") or () if c["name"] != CONTAINER)
+    return next(filter(None, map(_failure, others)), None)
+
+
+def running_sidecars(status: Object) -> tuple[str, ...]:
+    """Names of the containers other than `rljob` that run. Ephemeral containers do not keep a pod."""
+    others = (c for _, c in _containers(status) if c["name"] != CONTAINER)
+    return tuple(c["name"] for c in others if (c.get("state") or {}).get("running"))
+
+
+def _containers(status: Object) -> list[tuple[str, Object]]:
+    init = [("init container", container) for container in status.get("initContainerStatuses") or ()]
+    return [*init, *(("container", container) for container in status.get("containerStatuses") or ())]
+
+
+def _failure(container: Object, state: str = "state") -> ContainerFailure | None:
+    terminated = (container.get(state) or {}).get("terminated") or {}
+    if not terminated.get("exitCode") or terminated.get("reason") == _LOST:
+        return None
+    return ContainerFailure(
+        name=container["name"],
+        exit_code=int(terminated["exitCode"]),
+        reason=str(terminated.get("reason") or ""),
+        text=str(terminated.get("message") or "").strip()[:_MAX_TEXT],
+    )

@@ -1,4 +1,4 @@
-"""Writes for one job: the result of a reconcile, executed in the order of the fields."""
+"""Writes for one job: the result of a reconcile, and reports about a job that cannot be reconciled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
-from rljob_operator.event_note import EventNote
-from rljob_operator.objects.metadata import Manifest
-from rljob_operator.objects.required_objects import RequiredObject
-
-__all__ = ["Desired", "EventNote", "Manifest", "PodDeletion", "RequiredObject"]
+from rljob_operator.events import EventNote, EventReason
+from rljob_operator.objects.attempt import Manifest
+from rljob_operator.objects.supporting_objects import RequiredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Desired:
     """Create again if it was deleted; an existing object is not changed. Done last."""
     delete_pods: tuple[PodDeletion, ...] = ()
     delete_workloads: tuple[str, ...] = ()
-    """Kueue's Workloads, by name: Kueue lets go of pods that it has not admitted when their Workload is deleted."""
+    """Kueue's Workloads, by name: Kueue releases pods that it has not admitted when their Workload is deleted."""
     decision: ExitDecision | None = None
     """For a controller that waits; written into its StepReport."""
     delete_job: bool = False
@@ -61,3 +59,30 @@ class Desired:
     """Recorded after the write of the status has succeeded, or if there was nothing to write."""
     requeue_after_seconds: float | None = None
     """Reconcile again after this time even without a change: a deadline, a time to live, a delay."""
+
+
+# --- Reports about a job that cannot be reconciled ---
+
+
+_MAX_ERROR = 300
+
+
+def report_bug(error: Exception) -> EventNote:
+    """Report about an error of the operator. The job has not failed: a corrected operator continues it."""
+    return _report(
+        f"the operator cannot reconcile this job ({type(error).__name__}: {str(error)[:_MAX_ERROR]}); this is a bug in "
+        "the operator: report it with the operator's log, and change or delete the job"
+    )
+
+
+def report_unfinished(deaths: int) -> EventNote:
+    """Report about a job during whose reconcile the operator's process has ended `deaths` times."""
+    times = "once" if deaths == 1 else f"{deaths} times"
+    return _report(
+        f"the operator's process ended {times} while it reconciled this job, so it reconciles all other jobs first and "
+        "waits before it tries again; shorten the job's templates, use fewer replicas, or delete the job"
+    )
+
+
+def _report(message: str) -> EventNote:
+    return EventNote("Warning", EventReason.RECONCILE_ERROR.value, message)

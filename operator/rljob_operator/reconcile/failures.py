@@ -1,6 +1,6 @@
 """The end of an attempt, read from its pods, and its meaning for the job.
 
-Several pods end together when one fails, so the order of the questions matters: a cause that is named (all steps
+Several pods end together when one fails, so the order of the causes matters: one that is named (all steps
 committed, out of memory, bad input) comes before an action of the cluster, and that before the consequences of either.
 """
 
@@ -12,7 +12,9 @@ from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.memory_evidence import (
+from rljob_operator.reconcile.attempt_result import AttemptResult, Complete, Failed, NotCounted, Verdict
+from rljob_operator.reconcile.creation import failed_restart_in_place, stuck_in_restarts
+from rljob_operator.reconcile.memory_recovery import (
     OUT_OF_MEMORY_CODES,
     evidence_of_exit,
     evidence_of_kill,
@@ -20,11 +22,7 @@ from rljob_operator.reconcile.memory_evidence import (
     pod_of,
 )
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
-from rljob_operator.reconcile.pod_failures import evicted, init_container_failed
-from rljob_operator.reconcile.restart_in_place import failed_restart_in_place, stuck_in_restarts
-from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptResult, Complete, Failed, NotCounted, Verdict
-from rljob_operator.reconcile.view import JobView
+from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
 CONTROLLER_GRACE_SECONDS = 20.0
 """Seconds that the controller has to notice a terminated worker, exit too, and report more about the cause."""
@@ -80,7 +78,7 @@ def seconds_until_cause_is_clear(view: JobView) -> float | None:
     return min((seconds for seconds in waits if seconds), default=None)
 
 
-# --- the questions, in their order ---
+# --- Causes, in the order in which they are looked for ---
 
 
 def _completed(view: JobView) -> AttemptResult | None:
@@ -95,19 +93,19 @@ def _completed(view: JobView) -> AttemptResult | None:
         )
     assert view.attempt is not None
     if committed < view.attempt.from_step:
-        sentence = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
-        return AttemptResult(AttemptReason.ERROR, sentence, Failed(), ExitCode.COMPLETE)
-    sentence = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
-    return AttemptResult(AttemptReason.STEPS_RAISED, sentence, NotCounted(), ExitCode.COMPLETE)
+        message = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
+        return AttemptResult(AttemptReason.ERROR, message, Failed(), ExitCode.COMPLETE)
+    message = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
+    return AttemptResult(AttemptReason.STEPS_RAISED, message, NotCounted(), ExitCode.COMPLETE)
 
 
 def _out_of_host_memory(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         if pod.end and pod.end.reason == "OOMKilled":
-            sentence = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
-            evidence = evidence_of_kill(pod, pod.end, sentence, view)
+            message = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
+            evidence = evidence_of_kill(pod, pod.end, message, view)
             verdict = Failed(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
-            return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, sentence, verdict, pod.end.exit_code)
+            return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, message, verdict, pod.end.exit_code)
     return None
 
 
@@ -131,8 +129,8 @@ def _pending_exit(view: JobView) -> AttemptResult | None:
     pending, controller = view.pending_exit, view.controller
     if pending is None or controller is None or _seconds_left_for_its_workers(view):
         return None
-    words = TerminationMessage(exit_code=pending.exit_code, message=pending.message)
-    return _by_exit_code(controller, ContainerTermination(pending.exit_code, "Error", None, words), view)
+    message = TerminationMessage(exit_code=pending.exit_code, message=pending.message)
+    return _by_exit_code(controller, ContainerTermination(pending.exit_code, "Error", None, message), view)
 
 
 def _disrupted(view: JobView) -> AttemptResult | None:
@@ -157,12 +155,12 @@ def _stopped_or_failed(view: JobView) -> AttemptResult | None:
             if pod.end.exit_code != ExitCode.COMPLETE:
                 return _by_exit_code(pod, pod.end, view)
             if view.own_trainer and pod.role != "controller":
-                sentence = f"pod {pod.name} ended while the controller still runs"
-                return AttemptResult(AttemptReason.WORKER_LOST, sentence, Failed(), pod.end.exit_code)
+                message = f"pod {pod.name} ended while the controller still runs"
+                return AttemptResult(AttemptReason.WORKER_LOST, message, Failed(), pod.end.exit_code)
     return None
 
 
-# --- what they share ---
+# --- Shared by the causes ---
 
 
 def _deciding_first(view: JobView) -> list[ObservedPod]:
@@ -185,39 +183,39 @@ def _seconds_left_for_its_workers(view: JobView) -> float:
     """Seconds for the end of a worker's pod to show why the waiting controller lost it."""
     if view.pending_exit is None or view.pending_exit.exit_code != ExitCode.WORKER_LOST:
         return 0.0
-    told_at = view.report.update_time if view.report else None
-    return max(0.0, LIVE_WORKER_GRACE_SECONDS - elapsed_seconds(told_at, view.now)) if told_at else 0.0
+    reported_at = view.report.update_time if view.report else None
+    return max(0.0, LIVE_WORKER_GRACE_SECONDS - elapsed_seconds(reported_at, view.now)) if reported_at else 0.0
 
 
 def _known_code(end: ContainerTermination, view: JobView) -> ExitCode:
     """The exit code by RLJob's table; ERROR for codes that are not in it, or that mean something else."""
-    said = end.message is not None and end.message.exit_code == end.exit_code
-    if end.exit_code not in set(ExitCode) or (not view.own_trainer and not said and end.exit_code in _AMBIGUOUS):
+    confirmed = end.message is not None and end.message.exit_code == end.exit_code
+    if end.exit_code not in set(ExitCode) or (not view.own_trainer and not confirmed and end.exit_code in _AMBIGUOUS):
         return ExitCode.ERROR
     return ExitCode(end.exit_code)
 
 
 def _by_exit_code(pod: ObservedPod, end: ContainerTermination, view: JobView) -> AttemptResult:
     known = _known_code(end, view)
-    sentence = _sentence(pod, end, known)
+    message = _message(pod, end, known)
     verdict: Verdict = Failed()
     if known in OUT_OF_MEMORY_CODES:
-        verdict = _out_of_memory(known, pod, end, sentence, view)
+        verdict = _out_of_memory(known, pod, end, message, view)
     elif known in _FINAL:
         verdict = Failed(_FINAL[known])
     elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         verdict = NotCounted()
-    return AttemptResult(_REASON_OF_CODE.get(known, AttemptReason.ERROR), sentence, verdict, end.exit_code)
+    return AttemptResult(_REASON_OF_CODE.get(known, AttemptReason.ERROR), message, verdict, end.exit_code)
 
 
-def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerTermination, sentence: str, view: JobView) -> Failed:
-    evidence = evidence_of_exit(pod, end, sentence, view)
+def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Failed:
+    evidence = evidence_of_exit(pod, end, message, view)
     whose = pod_of(evidence, pod, view)
     advice = f"in pod {whose.name}, {host_memory_advice(whose)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
     return Failed(evidence=evidence, pod=whose, advice=advice)
 
 
-def _sentence(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> str:
+def _message(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> str:
     if end.message and end.message.message:
         return end.message.message
     meaning = f" ({known.meaning})" if known == end.exit_code else f" ({end.reason})" if end.reason else ""
@@ -225,6 +223,29 @@ def _sentence(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> s
     return f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
 
 
-def _not_counted(sentence: str, pod: ObservedPod | None) -> AttemptResult:
+def _not_counted(message: str, pod: ObservedPod | None) -> AttemptResult:
     exit_code = pod.end.exit_code if pod and pod.end else None
-    return AttemptResult(AttemptReason.PODS_DISRUPTED, sentence, NotCounted(), exit_code)
+    return AttemptResult(AttemptReason.PODS_DISRUPTED, message, NotCounted(), exit_code)
+
+
+# --- Failures of a pod as a whole ---
+
+
+def init_container_failed(view: JobView) -> AttemptResult | None:
+    """Result of an attempt with a pod whose init container failed, so that the trainer cannot start."""
+    for pod in view.pods:
+        failure = pod.failed_init_container
+        if failure and not (pod.disruption or pod.deleting):
+            message = failure.message("init container", pod.name)
+            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, message, Failed())
+    return None
+
+
+def evicted(view: JobView) -> AttemptResult | None:
+    """Result of an attempt with a pod that was evicted because it exceeded a limit of its own."""
+    for pod in view.pods:
+        if pod.evicted is not None:
+            why = pod.evicted.rstrip(". ") or "it exceeded a limit of its own"
+            message = f"pod {pod.name} was evicted: {why}; raise that limit in spec.{pod.role}.template"
+            return AttemptResult(AttemptReason.EVICTED, message, Failed(), pod.end.exit_code if pod.end else None)
+    return None

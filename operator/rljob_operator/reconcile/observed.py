@@ -1,16 +1,17 @@
-"""An observation of one job, reduced to the input of decisions."""
+"""The observed state of one job, its pods and the nodes: the input of decisions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.status import RLJobStatus, Role
 from rljob_api.step_report import StepReportStatus
 from rljob_api.termination_message import TerminationMessage
+from rljob_operator.labels import FINALIZER
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
@@ -78,7 +79,7 @@ class ObservedPod:
     unschedulable: str | None = None
     """Message of the scheduler (condition PodScheduled) if it finds no node."""
     waiting: str | None = None
-    """Why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
+    """Reason why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
     CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing. The message names a container
     other than `rljob`."""
     end: ContainerTermination | None = None
@@ -101,7 +102,7 @@ class ObservedPod:
     restarts_in_place: bool = False
     """It has a restart rule: an exit code of the container `rljob` restarts all containers."""
     spec_digest: str = ""
-    """Of the spec that it was made with."""
+    """Digest of the spec that it was created with."""
 
     @property
     def has_terminated(self) -> bool:
@@ -110,7 +111,7 @@ class ObservedPod:
 
     @property
     def ended(self) -> bool:
-        """The trainer in it has ended, whatever else still runs in the pod.
+        """The trainer in it has ended, even if other containers still run in the pod.
 
         A sidecar that keeps running, such as a service mesh injects, keeps the phase at Running.
         """
@@ -155,7 +156,7 @@ class ObservedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedJob:
     """Everything that a decision about one job may depend on."""
 
     job: RLJob | None
@@ -167,11 +168,15 @@ class Observed:
     generation: int
     created_at: datetime
     deleting: bool
-    has_finalizer: bool
+    finalizers: tuple[str, ...]
     pods: tuple[ObservedPod, ...]
     step_report: StepReportStatus | None
-    """Content of the job's own StepReport; None if there is none, or `step_report_problem` tells why not."""
+    """Content of the job's own StepReport; None if there is none, or `step_report_problem` has the reason."""
     nodes: tuple[ObservedNode, ...]
+    resource_version: str = ""
+    """The job's resourceVersion. Writes of the job name it, so that they fail if the job has changed since."""
+    raw_status: dict[str, Any] = field(default_factory=dict)
+    """The status as it is stored; empty if there is none. Writes of the status are patches of it."""
     operator: str = ""
     """Installation of the operator that reconciles the job; empty if none does yet."""
     managed_by: str = ""
@@ -197,11 +202,15 @@ class Observed:
     status_wait_seconds: float = 0.0
     """Seconds until a write of the status that only reports may be made; 0: now."""
     objects_check_seconds: float | None = None
-    """Seconds until the objects beside the pods are looked up, in case one was deleted; 0: now."""
+    """Seconds until the objects other than the pods are looked up, in case one was deleted; 0: now."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""
     """A new random token, for a Ray token Secret that does not exist yet."""
+
+    @property
+    def has_finalizer(self) -> bool:
+        return FINALIZER in self.finalizers
 
     @property
     def delegated(self) -> bool:

@@ -1,16 +1,19 @@
-"""Placement: obstacles to pods, nodes for the controller, nodes that workers can avoid, pods that find no node."""
+"""Placement: obstacles to pods, nodes for the controller, pods that find no node, and gang scheduling."""
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterable
 
-from rljob_api.conditions import ConditionReason
+from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
-from rljob_operator.objects.attempt import ControllerPlacement
+from rljob_operator.objects.attempt import ControllerPlacement, Gang
 from rljob_operator.objects.gang_scheduling import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
-from rljob_operator.reconcile.observed import Observed, ObservedNode
-from rljob_operator.reconcile.view import JobView
+from rljob_operator.reconcile.attempt_result import AttemptResult, NotCounted
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
+from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds
 
 Obstacle = tuple[ConditionReason, str]
 """Reason and message of the condition Scheduled while no pods are created."""
@@ -45,7 +48,7 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
     return None
 
 
-def controller_placement(observed: Observed, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
+def controller_placement(observed: ObservedJob, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
     """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler.
 
     Otherwise tainted nodes with GPUs if there are any: a cluster that begins without nodes gets one that fits.
@@ -67,8 +70,8 @@ def refusal(view: JobView) -> Obstacle | None:
     if view.observed.namespace_terminating:
         return obstacle_to_pods(view)
     if foreign := _foreign_in_the_way(view):
-        sentence = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
-        return ConditionReason.FOREIGN_POD, sentence
+        message = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
+        return ConditionReason.FOREIGN_POD, message
     if view.observed.foreign_object:
         return ConditionReason.FOREIGN_OBJECT, view.observed.foreign_object
     if view.observed.missing_object:
@@ -150,3 +153,66 @@ def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:
         free.remove(fitting[0])
         free = sorted([*free, fitting[0] - wanted])
     return True
+
+
+# --- Gang scheduling ---
+
+
+_LONGEST_RETRY_FACTOR = 10.0
+
+
+def gang_of(view: JobView) -> Gang:
+    if queue_of(view.job) is not None:
+        return "Kueue"
+    if view.spec.gang == "Volcano" or (view.spec.gang == "Auto" and view.observed.volcano_installed):
+        return "Volcano"
+    return "Native"
+
+
+def half_placed_seconds_left(view: JobView) -> float | None:
+    """Seconds until the pods of a job that is scheduled, or refused, in part are deleted; None if it is neither.
+
+    Counted from the last pod that was scheduled, or created. Not without a gang. Pods that were created for Kueue or
+    Volcano, even if the spec has changed since, are left to it once all of them exist.
+    """
+    if view.spec.gang == "Disabled" or not view.pods:
+        return None
+    if view.attempt is not None and view.attempt.replacing_pods:
+        return None  # the others work meanwhile
+    if not _is_refused_in_part(view):
+        placed = sum(1 for pod in view.pods if pod.node)
+        if view.missing or placed in (0, len(view.expected_pods)) or any(pod.in_group for pod in view.pods):
+            return None
+    since = max(pod.placed_at if pod.node else pod.created_at for pod in view.pods)
+    return max(0.0, view.settings.placement_timeout_seconds - elapsed_seconds(since, view.now))
+
+
+def half_placed_too_long(view: JobView) -> AttemptResult | None:
+    if half_placed_seconds_left(view) != 0.0:
+        return None
+    if _is_refused_in_part(view) and (refused := refusal(view)):
+        message = f"only {len(view.pods)} of {len(view.expected_pods)} pods exist, so all are deleted: {refused[1]}"
+        return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
+    placed = sum(1 for pod in view.pods if pod.node)
+    scheduled = condition_of(view.status, ConditionType.SCHEDULED)
+    why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
+    message = f"only {placed} of {len(view.expected_pods)} pods were scheduled, so all are deleted{why}"
+    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
+
+
+def _is_refused_in_part(view: JobView) -> bool:
+    """Pods that exist count against a quota, for example, in which another job waits for room.
+
+    Without a refusal, missing pods are about to be created, by an operator that was away for long.
+    """
+    return bool(view.missing) and refusal(view) is not None
+
+
+def placement_retry_seconds(first_seconds: float, retries: int, uid: str) -> float:
+    """Wait before the pods of the job `uid` are created again, after `retries` failures.
+
+    Up to half longer for some jobs: two that have released their pods at the same time must not try again at the same
+    time.
+    """
+    spread = 1.0 + zlib.crc32(uid.encode()) % 1000 / 2000
+    return float(math.ceil(first_seconds * min(2.0 ** min(retries, 10), _LONGEST_RETRY_FACTOR) * spread))

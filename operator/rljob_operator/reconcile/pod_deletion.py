@@ -1,15 +1,17 @@
-"""Deletion: the order in which pods are deleted, Kueue's Workloads, and the end of a deleted job."""
+"""Deletion: the order in which pods are deleted, Kueue's Workloads, deleted jobs, and pods that do not terminate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
+from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_operator.events import EventNote, EventReason
 from rljob_operator.names import kueue_group_name
 from rljob_operator.reconcile.desired import Desired, PodDeletion
-from rljob_operator.reconcile.observed import Observed, ObservedPod
-from rljob_operator.reconcile.status_draft import StatusDraft
-from rljob_operator.reconcile.stuck_pods import Termination
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, ObservedPod
+from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView
 from rljob_operator.settings import OperatorSettings
 
@@ -87,7 +89,7 @@ def uses_finalizer(settings: OperatorSettings) -> bool:
     return not settings.namespaces
 
 
-def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
+def finish_deletion(observed: ObservedJob, draft: StatusDraft, settings: OperatorSettings, now: datetime) -> Desired:
     """Delete the pods of a job that is being deleted, report those that do not terminate, and then remove the
     finalizer."""
     if observed.pods and uses_finalizer(settings):
@@ -97,7 +99,7 @@ def finish_deletion(observed: Observed, draft: StatusDraft, settings: OperatorSe
     return Desired(finalizer=False) if observed.has_finalizer else Desired()
 
 
-def workloads_to_delete(observed: Observed) -> tuple[str, ...]:
+def workloads_to_delete(observed: ObservedJob) -> tuple[str, ...]:
     """Workloads of attempts whose pods are being deleted while they wait for Kueue's admission.
 
     Kueue keeps a finalizer on the pods of a group until the group has finished or the Workload is deleted:
@@ -110,3 +112,168 @@ def waiting_workloads(job: str, pods: Iterable[ObservedPod]) -> tuple[str, ...]:
     """Names of the Workloads of those of `pods` that are being deleted while they wait for admission."""
     attempts = {pod.attempt for pod in pods if pod.deleting and pod.gated}
     return tuple(kueue_group_name(job, attempt) for attempt in sorted(attempts))
+
+
+# --- Pods that do not terminate ---
+
+
+STUCK_SECONDS = 60.0
+"""Seconds that a kubelet has after the grace period to kill remaining processes and to unmount volumes."""
+
+_CHECK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """The termination of a job's pods, as far as their nodes are known.
+
+    Only the kubelet of a node knows that the processes of a pod have ended. Until it reports that, or a person
+    removes the Node or taints it out of service, Kubernetes keeps the pod. The operator removes a pod by force only
+    if its processes can do no harm if they still run:
+
+    - A worker writes only logs, files in directories of its attempt that no other one reads, and the file of compiled
+      code, which it replaces as a whole. It exits by itself soon after its controller (`HEAD_GONE_SECONDS`), and the
+      next attempt has another Ray cluster.
+    - A controller commits steps. Only the lock on the volume, which some file systems do not support, keeps a second
+      one out.
+    - The writes of another trainer are unknown.
+
+    https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
+    """
+
+    nodes: dict[str, ObservedNode]
+    namespace: str
+    workers_are_harmless: bool
+    """The workers are those of RLJob's own trainer."""
+    lost_node_seconds: float
+    replaced: frozenset[str]
+    """Names of the rollout pods that the controller works without."""
+    now: datetime
+
+    @classmethod
+    def of(cls, observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Termination:
+        attempts = observed.status.attempts
+        return cls(
+            nodes={node.name: node for node in observed.nodes},
+            namespace=observed.namespace,
+            workers_are_harmless=observed.job is not None and observed.job.spec.trainer is None,
+            lost_node_seconds=settings.lost_node_seconds,
+            replaced=frozenset(attempts[-1].replacing_pods if attempts else ()),
+            now=now,
+        )
+
+    def is_unreachable(self, pod: ObservedPod) -> bool:
+        """True if the pod's processes cannot be stopped gracefully, because its node is unreachable."""
+        return self._unreachable_since(pod) is not None
+
+    def is_stuck(self, pod: ObservedPod) -> bool:
+        """The pod should have terminated, and has not."""
+        at = self._stuck_at(pod)
+        return at is not None and self._seconds_until(at) == 0.0
+
+    def may_remove(self, pod: ObservedPod) -> bool:
+        """The pod may be removed from the API server now, without an answer of its kubelet."""
+        due = self._removal_due_at(pod)
+        return due is not None and self._seconds_until(due) == 0.0
+
+    def seconds_until_change(self, pods: Iterable[ObservedPod]) -> float | None:
+        """Seconds until one of the pods is stuck, or may be removed; until the next look at one that is stuck."""
+        moments = [self._seconds_until(at) for pod in pods for at in (self._stuck_at(pod), self._removal_due_at(pod))]
+        ahead = [seconds for seconds in moments if seconds]
+        if any(self.is_stuck(pod) for pod in pods):
+            ahead.append(_CHECK_SECONDS)  # its node may become unreachable
+        return min(ahead, default=None)
+
+    def report(self, pods: Sequence[ObservedPod], draft: StatusDraft) -> None:
+        """Set the condition Scheduled, and emit an Event, if one of the pods keeps the next attempt from starting."""
+        stuck = [pod for pod in pods if self.is_stuck(pod)]
+        if not stuck:
+            return
+        # A pod that needs a person first: the others need none.
+        pod = min(stuck, key=lambda pod: (self._removal_due_at(pod) is not None, pod.role != "controller", pod.name))
+        waits = self._removal_due_at(pod) is not None
+        reason = ConditionReason.NODE_LOST if waits else ConditionReason.POD_NOT_TERMINATING
+        message = self._message(pod, len(stuck) - 1)
+        if draft.reason(ConditionType.SCHEDULED) != reason:
+            event = EventReason.NODE_LOST if waits else EventReason.POD_NOT_TERMINATING
+            draft.event("Warning", event, message)
+        draft.condition(ConditionType.SCHEDULED, False, reason, message)
+
+    def removal_event(self, pod: ObservedPod) -> EventNote:
+        """Event about the removal of a pod by force."""
+        message = f"removed pod {pod.name} without an answer of its kubelet: {self._state_of_node(pod)}"
+        return EventNote("Warning", EventReason.POD_REMOVED.value, message)
+
+    # --- times ---
+
+    def _stuck_at(self, pod: ObservedPod) -> datetime | None:
+        if not pod.deleting or pod.deletion_due_at is None:
+            return None
+        return pod.deletion_due_at + timedelta(seconds=STUCK_SECONDS)
+
+    def _removal_due_at(self, pod: ObservedPod) -> datetime | None:
+        """None if the pod must not be removed by force, or was (a finalizer keeps it then)."""
+        since = self._unreachable_since(pod)
+        harmless = pod.ended or (self.workers_are_harmless and pod.role != "controller")
+        if since is None or not harmless or not self.lost_node_seconds or pod.deletion_grace_seconds == 0:
+            return None
+        stuck_at = self._stuck_at(pod)
+        if stuck_at is None or pod.deletion_due_at is None:
+            return None
+        lost_at = max(since, pod.deletion_due_at) + timedelta(seconds=self.lost_node_seconds)
+        return max(stuck_at, lost_at)
+
+    def _unreachable_since(self, pod: ObservedPod) -> datetime | None:
+        node = self.nodes.get(pod.node) if pod.node else None
+        return node.unreachable_since if node else None
+
+    def _seconds_until(self, at: datetime | None) -> float:
+        return 0.0 if at is None else max(0.0, (at - self.now).total_seconds())
+
+    # --- the message ---
+
+    def _message(self, pod: ObservedPod, others: int) -> str:
+        assert pod.deletion_due_at is not None
+        more = f" (and {others} more)" if others else ""
+        head = (
+            f"pod {pod.name}{more} should have terminated by {_time(pod.deletion_due_at)} and has not; "
+            f"{self._state_of_node(pod)}"
+        )
+        due = self._removal_due_at(pod)
+        if due is not None:
+            return f"{head}; the operator removes the pod at {_time(due)}, and the job continues without it"
+        return f"{head}. {self._advice(pod)}"
+
+    def _state_of_node(self, pod: ObservedPod) -> str:
+        """The node of the pod, and its known state."""
+        if pod.node is None:
+            return "it has no node"
+        since = self._unreachable_since(pod)
+        if since is not None:
+            return f"its node {pod.node} has been unreachable since {_time(since)}"
+        if pod.node in self.nodes:
+            return f"the kubelet of its node {pod.node} reports"
+        return f"its node {pod.node} no longer exists" if self.nodes else f"its node is {pod.node}"
+
+    def _advice(self, pod: ObservedPod) -> str:
+        look = f"kubectl describe pod --namespace {self.namespace} {pod.name}"
+        if pod.node is None:
+            return f"A finalizer keeps it: {look}."
+        if pod.deletion_grace_seconds == 0:
+            return f"It was removed by force, but has a finalizer: {look}."
+        if not self.is_unreachable(pod) and self.nodes:
+            return (
+                f"{look} and the log of the kubelet show why: a process that cannot be killed, a volume, a finalizer."
+            )
+        why = ""
+        if pod.role == "controller" and self.workers_are_harmless:
+            why = "Its processes may still write to the volume, so RLJob waits. "
+        return (
+            f"{why}Make sure that the machine is off, then run kubectl taint nodes {pod.node} "
+            f"node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete pod --namespace "
+            f"{self.namespace} {pod.name} --force; the job continues by itself."
+        )
+
+
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

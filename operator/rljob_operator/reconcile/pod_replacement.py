@@ -11,20 +11,19 @@ from dataclasses import replace
 
 from rljob_api.conditions import ConditionType
 from rljob_operator import labels
+from rljob_operator.events import EventReason
 from rljob_operator.reconcile.creation import build
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.memory_evidence import OUT_OF_MEMORY_CODES
+from rljob_operator.reconcile.memory_recovery import OUT_OF_MEMORY_CODES
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import unplaceable
-from rljob_operator.reconcile.pod_deletion import delete_pods
-from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
-from rljob_operator.reconcile.stuck_pods import Termination
+from rljob_operator.reconcile.pod_deletion import Termination, delete_pods
+from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.timeouts import start_problem
-from rljob_operator.reconcile.timing import elapsed_seconds, soonest
-from rljob_operator.reconcile.view import JobView
+from rljob_operator.reconcile.view import JobView, elapsed_seconds, soonest
 
 MAX_REPLACEMENTS = 20
-"""In one attempt. As with attempts that the cluster ends, more of them are a cluster that has no place for the job."""
+"""Maximum in one attempt. More of them mean that the cluster has no room for the job."""
 
 _REFUSED_AGAIN_SECONDS = 30.0
 """Age at which a replacement that its node has refused is deleted and created again: the node may refuse the next one

@@ -15,27 +15,22 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
+from rljob_operator.events import EventNote, EventReason
+from rljob_operator.reconcile.attempt import next_attempt, run_attempt, stop_attempt
+from rljob_operator.reconcile.conditions import record_plan, record_progress
 from rljob_operator.reconcile.creation import report_invalid_spec
-from rljob_operator.reconcile.desired import Desired, EventNote
-from rljob_operator.reconcile.exit_decision import exit_decision
+from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.finished import run_finished
-from rljob_operator.reconcile.live_attempt import run_attempt, stop_attempt
-from rljob_operator.reconcile.memory_status import record_plan
-from rljob_operator.reconcile.next_attempt import next_attempt
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.pod_deletion import finish_deletion, uses_finalizer, workloads_to_delete
-from rljob_operator.reconcile.progress import record_progress
-from rljob_operator.reconcile.status_bounds import bounded
-from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
-from rljob_operator.reconcile.status_write import display, due_write
-from rljob_operator.reconcile.summary import summarize
-from rljob_operator.reconcile.timing import soonest
-from rljob_operator.reconcile.view import Stage, build_view
+from rljob_operator.reconcile.status import StatusDraft, bounded, display, due_write, summarize
+from rljob_operator.reconcile.view import JobView, Stage, build_view, is_finished, soonest
 from rljob_operator.settings import OperatorSettings
 
 
-def reconcile(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+def reconcile(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
     """Decide the writes for one job. Deterministic; does not raise for an invalid job."""
     if observed.delegated:
         # A manifest that was copied from another job may have brought the finalizer along.
@@ -57,7 +52,7 @@ def _left_to(other: str, ours: str) -> Desired:
     return Desired(left_to=other, events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))
 
 
-def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
     if observed.deleting:
         draft = StatusDraft(observed.status, observed.generation, now)
         desired = finish_deletion(observed, draft, settings, now)
@@ -91,7 +86,7 @@ def _decide(observed: Observed, settings: OperatorSettings, now: datetime) -> De
 
 
 def _written(
-    desired: Desired, draft: StatusDraft, observed: Observed, settings: OperatorSettings, now: datetime
+    desired: Desired, draft: StatusDraft, observed: ObservedJob, settings: OperatorSettings, now: datetime
 ) -> Desired:
     """Add the drafted status, if it is due for a write, and the finalizer to `desired`."""
     summarize(draft)
@@ -110,3 +105,29 @@ def _written(
         events=desired.events if write.is_delayed else desired.events + tuple(draft.events),
         requeue_after_seconds=soonest(desired.requeue_after_seconds, write.wait_seconds or None),
     )
+
+
+# --- The answer to a controller that waits ---
+
+
+def exit_decision(view: JobView) -> ExitDecision | None:
+    """The decision that a waiting controller is to be given; None if none waits, or if it has it.
+
+    Taken from the stored status, so that it follows the record of the next attempt and the settings in the ConfigMap. A
+    controller whose pods are replaced gets none: its pod is deleted, and the signal ends the wait.
+    """
+    report = view.report
+    waits = any(pod.role == "controller" and not pod.ended and not pod.deleting for pod in view.observed.pods)
+    if not waits or report is None or report.attempt is None or report.pending_exit is None:
+        return None
+    decision = _decision_about(report.attempt, view)
+    return None if decision == report.decision else decision
+
+
+def _decision_about(waiting: int, view: JobView) -> ExitDecision | None:
+    latest = view.attempt
+    if is_finished(view.status):
+        return ExitDecision(attempt=waiting)
+    if latest is None or latest.number <= waiting or latest.pods_of_attempt is None:
+        return None
+    return ExitDecision(attempt=waiting, next_attempt=latest.number, plan_generation=latest.plan_generation)

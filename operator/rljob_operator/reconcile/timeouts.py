@@ -1,13 +1,15 @@
-"""Timeouts: the deadline and the time to live of a job, and the time that pods have to start."""
+"""Timeouts: the deadline and the time to live of a job, the start of its pods, and overdue steps."""
 
 from __future__ import annotations
 
+from datetime import UTC
+
 from rljob_api.conditions import AttemptReason, ConditionType
+from rljob_api.step_report import StepReportStatus
 from rljob_memory.recovery import GiveUpReason
+from rljob_operator.reconcile.attempt_result import AttemptResult, Failed
 from rljob_operator.reconcile.observed import ObservedPod
-from rljob_operator.reconcile.timing import elapsed_seconds
-from rljob_operator.reconcile.verdict import AttemptResult, Failed
-from rljob_operator.reconcile.view import JobView, condition_of
+from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds
 
 
 def deadline_seconds_left(view: JobView) -> float | None:
@@ -29,11 +31,11 @@ def deadline_seconds_left(view: JobView) -> float | None:
 def deadline_exceeded(view: JobView) -> AttemptResult | None:
     if deadline_seconds_left(view) != 0.0:
         return None
-    sentence = (
+    message = (
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "its committed steps are on its volume"
     )
-    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, sentence, Failed(GiveUpReason.DEADLINE_EXCEEDED))
+    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, Failed(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
@@ -60,9 +62,9 @@ def cannot_start(view: JobView) -> AttemptResult | None:
     """
     for pod in view.pods:
         never = pod.waiting is not None and pod.waiting.startswith(_PERMANENT)
-        if never or _seconds_left(pod, view) == 0.0:
+        if never or _start_seconds_left(pod, view) == 0.0:
             final = None if _has_run(view) and not never else GiveUpReason.POD_CANNOT_START
-            return AttemptResult(AttemptReason.POD_CANNOT_START, _sentence(pod, view), Failed(final))
+            return AttemptResult(AttemptReason.POD_CANNOT_START, _start_message(pod, view), Failed(final))
     return None
 
 
@@ -75,10 +77,10 @@ def _has_run(view: JobView) -> bool:
 
 def start_seconds_left(view: JobView) -> float | None:
     """Seconds until the first start timeout; None if all pods have started, or wait for a node."""
-    return min((left for pod in view.pods if (left := _seconds_left(pod, view)) is not None), default=None)
+    return min((left for pod in view.pods if (left := _start_seconds_left(pod, view)) is not None), default=None)
 
 
-def _seconds_left(pod: ObservedPod, view: JobView) -> float | None:
+def _start_seconds_left(pod: ObservedPod, view: JobView) -> float | None:
     if pod.started or pod.ended:
         return None
     if pod.node:
@@ -95,9 +97,57 @@ def _mentions_missing_claim(unschedulable: str) -> bool:
     return "persistentvolumeclaim" in unschedulable.lower() and "not found" in unschedulable
 
 
-def _sentence(pod: ObservedPod, view: JobView) -> str:
+def _start_message(pod: ObservedPod, view: JobView) -> str:
     why = pod.waiting or pod.unschedulable
     if why is None:
         why = f"see kubectl describe pod {pod.name}"
     waited = elapsed_seconds(pod.placed_at, view.now)
     return f"pod {pod.name} has not started after {waited:.0f} s: {why}"
+
+
+# --- Steps ---
+
+
+_MIN_OVERDUE_SECONDS = 600.0
+"""Even if steps are fast: a checkpoint may wait for its volume, a reward for its service."""
+_FACTOR_OF_PREVIOUS_STEP = 20.0
+_FIRST_STEP_SECONDS = 1800.0
+"""The first step has no previous step to compare with."""
+
+
+def overdue_step(view: JobView) -> str | None:
+    """Message about a step that takes too long; None if no step is in progress, or it is in time."""
+    if _step_seconds_left(view) != 0.0:
+        return None
+    report = view.report_of_attempt
+    assert report is not None
+    assert report.update_time is not None
+    step = (report.step or 0) + 1
+    phase = f" ({report.phase})" if report.phase else ""
+    doing = f"step {step}{phase}" if step <= view.spec.algorithm.steps else "the final model"
+    before = _seconds_of_last_step(report)
+    previous = f"; the previous step took {before:.0f} s" if before is not None else ""
+    return (
+        f"{doing} is overdue: the trainer has reported nothing since "
+        f"{report.update_time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{previous}; "
+        "check the log of the controller pod, and logs/ on the job's volume"
+    )
+
+
+def overdue_seconds_left(view: JobView) -> float | None:
+    """Seconds until the current step is overdue; None if no step is in progress, or it is overdue already."""
+    return _step_seconds_left(view) or None
+
+
+def _step_seconds_left(view: JobView) -> float | None:
+    """0 if the step is overdue. Counted from the last report: the trainer sends one when a phase begins."""
+    report = view.report_of_attempt
+    if report is None or report.update_time is None or not view.holds(ConditionType.RUNNING):
+        return None
+    before = _seconds_of_last_step(report)
+    allowed = _FIRST_STEP_SECONDS if before is None else max(_MIN_OVERDUE_SECONDS, _FACTOR_OF_PREVIOUS_STEP * before)
+    return max(0.0, allowed - elapsed_seconds(report.update_time, view.now))
+
+
+def _seconds_of_last_step(report: StepReportStatus) -> float | None:
+    return None if report.seconds is None else sum(report.seconds.model_dump().values())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import kopf
 import structlog
 
 from rljob_operator.apply.event_recorder import EventRecorder
@@ -17,21 +18,17 @@ from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.diagnose.labelled_pods import SELECTOR, LabelledPods
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection
-from rljob_operator.kube.errors import ApiError
+from rljob_operator.kube.errors import ApiError, RetryPolicy
 from rljob_operator.kube.lease import LeaderElection, LeadershipLost
 from rljob_operator.kube.resources import PODS, workloads_served
-from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import LEADER
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import Attendance, reflectors
 from rljob_operator.runtime.endpoints import Health
-from rljob_operator.runtime.fair_order import Priority
-from rljob_operator.runtime.kopf_runtime import run_in_kopf
-from rljob_operator.runtime.reconcile_loop import Reconcile, ReconcileLoop
-from rljob_operator.runtime.unfinished_reconciles import ANNOTATION, UnfinishedReconciles
-from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.runtime.reconcile_loop import ANNOTATION, Reconcile, ReconcileLoop, UnfinishedReconciles
+from rljob_operator.runtime.work_queue import Priority, WorkQueue
 from rljob_operator.settings import OperatorSettings
 
 EXIT_LEADERSHIP_LOST = 3
@@ -219,3 +216,49 @@ def _leadership_lost(error: BaseException) -> LeadershipLost | None:
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_leadership_lost, error.exceptions)), None)
     return None
+
+
+# --- Kopf ---
+
+
+_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, *[10.0] * 1000)
+"""Waits between kopf's attempts to read the API's discovery. Kopf ends the process after the last one."""
+
+
+async def run_in_kopf(
+    connection: Connection, *, start: Callable[[], None], stop: Callable[[], Awaitable[None]], stop_flag: asyncio.Event
+) -> None:
+    """Call `start`, wait for a signal or for `stop_flag`, then call `stop`.
+
+    Background tasks that `start` creates must have ended when `stop` returns: kopf cancels the others.
+
+    RLJobs are watched by `kube.watch.Reflector`, as pods and StepReports are. Decisions need a complete cache, and
+    kopf's watch (1.45.2, `kopf/_cogs/clients/watching.py` and `kopf/_core/reactor/queueing.py`) cannot fill one:
+
+    - It reports no deletion that happened while its watch was down. After a 410 it lists again and sends an event of
+      type None for each object that exists; indexes and memories keep the others.
+    - It does not report the end of a listing: `Bookmark.LISTED` stays inside the watcher, and no handler is called
+      for an empty cluster.
+    - A watch that goes silent and an error event other than 410 are handled without the application: its health
+      checks cannot see the first, and the second ends the process.
+
+    With kopf's watch each listing had to be repeated by the operator itself, and each RLJob was decoded twice.
+    """
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=connection.session(connections=0))
+
+    @kopf.on.startup(registry=registry)
+    async def started(**_: Any) -> None:
+        start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stopped(**_: Any) -> None:
+        await stop()
+
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = _RETRY_SECONDS
+    await kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop_flag)

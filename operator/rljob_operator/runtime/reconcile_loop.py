@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Container
 from datetime import UTC, datetime
 
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_api.plan_change import DiagnosisStatus, PlanChange
+from rljob_api.status import RLJobStatus
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery import CHANGEABLE_SETTINGS
+from rljob_operator.apply.executor import Executor, JobGone
+from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.errors import (
     ApiError,
     Conflict,
@@ -23,24 +29,29 @@ from rljob_operator.kube.errors import (
     WebhookFailed,
 )
 from rljob_operator.kube.lease import LeadershipLost
+from rljob_operator.kube.resources import Object
 from rljob_operator.kube.watch import Key
-from rljob_operator.metrics import RECONCILE_ERRORS, STATUS_WRITES_DELAYED
-from rljob_operator.observation import Observation
+from rljob_operator.metrics import (
+    ADJUSTMENTS,
+    JOB_RESTARTS,
+    JOBS_FINISHED,
+    OUT_OF_MEMORY,
+    RECONCILE_ERRORS,
+    SECONDS_TO_RECOVER,
+    STATUS_WRITES_DELAYED,
+)
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.bug_report import BugReport, report_bug, report_unfinished
-from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import Observed
-from rljob_operator.runtime.job_metrics import count
-from rljob_operator.runtime.unfinished_reconciles import SLOW_SECONDS, UnfinishedReconciles
+from rljob_operator.reconcile.desired import Desired, report_bug, report_unfinished
+from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
 
 _RESERVED_SHARE = 4
-"""One worker of so many takes running jobs only: pending ones, whose pods are created, keep a worker for long."""
+"""One worker in this number takes running jobs only: pending ones, whose pods are created, keep a worker for long."""
 
-Reconcile = Callable[[Observed, OperatorSettings, datetime], Desired]
+Reconcile = Callable[[ObservedJob, OperatorSettings, datetime], Desired]
 
 
 class ReconcileLoop:
@@ -121,8 +132,8 @@ class ReconcileLoop:
             await self._report(key, report_bug(error))
 
     async def _observe_and_execute(self, key: Key) -> None:
-        observation = self._observer.observe(key)
-        if observation is None:
+        observe = self._observer.observe(key)
+        if observe is None:
             self._executor.forget(key)
             await self._unfinished.end(key)
             for workload in self._observer.orphaned_workloads(key):
@@ -133,58 +144,59 @@ class ReconcileLoop:
             await self._report(key, report_unfinished(self._unfinished.deaths(key)))
             return
         else:
-            observation, desired = await self._decide(key, observation)
+            observed, desired = await self._decide(key, observe)
             if desired.status is not None:
                 self._observer.status_written(key)
             STATUS_WRITES_DELAYED.inc(desired.is_status_delayed)
             if desired.verify:
                 self._observer.objects_checked(key, failed=True)  # until it has succeeded
-            await self._executor.execute(desired, observation)
+            await self._executor.execute(desired, observed)
             if desired.verify:
                 self._observer.objects_checked(key)
             if desired.apply or desired.create or desired.verify:
                 self._observer.accepted(key)
-            count(observation.status, desired.status)
+            count(observed.raw_status, desired.status)
             self._queue.requeue(key, desired.requeue_after_seconds)
         self._queue.succeeded(key)
 
-    async def _decide(self, key: Key, observation: Observation) -> tuple[Observation, Desired]:
-        """Reconcile in a thread, so that the Lease is renewed and the probes are answered meanwhile, however long it
+    async def _decide(self, key: Key, observe: Callable[[], ObservedJob]) -> tuple[ObservedJob, Desired]:
+        """Observe and reconcile in a thread, so that the Lease is renewed and the probes are answered, however long it
         takes. One that takes long, or did not return in an earlier process, is recorded."""
         must_wait = self._deciding.locked()
         async with self._deciding:
             if must_wait:
-                observation = self._observer.observe(key) or observation
+                observe = self._observer.observe(key) or observe
             if self._unfinished.deaths(key):
                 await self._unfinished.begin(key)
             began = time.monotonic()
-            decision = asyncio.get_running_loop().run_in_executor(None, self._decided, observation)
+            decision = asyncio.get_running_loop().run_in_executor(None, self._decided, observe)
             try:
                 done, _ = await asyncio.wait((decision,), timeout=SLOW_SECONDS)
                 if not done:
                     await self._unfinished.begin(key)
-                return observation, await decision
+                return await decision
             finally:
                 await self._unfinished.end(key)
                 if (seconds := time.monotonic() - began) >= SLOW_SECONDS:
                     _log.warning("slow reconcile", seconds=round(seconds, 1))
 
-    def _decided(self, observation: Observation) -> Desired:
-        return self._reconcile(observation.observed, self._settings, datetime.now(UTC))
+    def _decided(self, observe: Callable[[], ObservedJob]) -> tuple[ObservedJob, Desired]:
+        observed = observe()
+        return observed, self._reconcile(observed, self._settings, datetime.now(UTC))
 
     def _seconds_to_wait(self, key: Key) -> float:
         """Time that a job has to wait because processes have ended over it; a deleted one has its finalizer removed."""
         fact = self._observer.jobs.get(key)
         return 0.0 if fact is None or fact.deleting else self._unfinished.seconds_left(key)
 
-    async def _report(self, key: Key, report: BugReport) -> None:
+    async def _report(self, key: Key, report: EventNote) -> None:
         """Write the report into the status of the job, where its owner can see it. Best effort."""
         try:
-            observation = self._observer.observe_metadata(key)
-            if observation is None or observation.observed.delegated:
+            observed = self._observer.observe_metadata(key)
+            if observed is None or observed.delegated:
                 return
-            if observation.observed.operator in ("", self._settings.installation):
-                await self._executor.report(report, observation)
+            if observed.operator in ("", self._settings.installation):
+                await self._executor.report(report, observed)
         except LeadershipLost:
             raise
         except Exception as error:
@@ -194,3 +206,124 @@ class ReconcileLoop:
         RECONCILE_ERRORS.labels(cause).inc()
         wait_seconds = self._queue.failed(key)
         _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
+
+
+# --- Reconciles that do not return ---
+
+
+ANNOTATION = "rljob.dev/unfinished-reconciles"
+"""Annotation of the Lease: for each job, the number of processes that did not finish its reconcile."""
+
+SLOW_SECONDS = 1.0
+"""Duration from which a reconcile is recorded and logged. Almost all take milliseconds, and cost no write."""
+
+_FIRST_WAIT_SECONDS = 30.0
+_LONGEST_WAIT_SECONDS = 600.0
+_MAX_JOBS = 100
+"""Jobs in the annotation. All annotations of an object have at most 256 KiB."""
+
+Record = Callable[[str], Awaitable[None]]
+"""Stores the text, where the next process finds it."""
+
+
+async def _no_record(_: str) -> None:
+    pass
+
+
+class UnfinishedReconciles:
+    """The record, and the times until which its jobs wait. Without leader election there is none."""
+
+    def __init__(self, recorded: str = "", record: Record = _no_record) -> None:
+        """`recorded`: the text of the process before; one of another form counts as empty."""
+        self._record = record
+        self._deaths = _parsed(recorded)
+        now = time.monotonic()
+        self._due = {key: now + wait_seconds(deaths) for key, deaths in self._deaths.items()}
+        self._running: set[Key] = set()
+        """Jobs with a recorded reconcile that runs now."""
+
+    def deaths(self, key: Key) -> int:
+        """Processes that ended while they reconciled the job."""
+        return self._deaths.get(key, 0)
+
+    def seconds_left(self, key: Key) -> float:
+        """Time until the job may be reconciled again."""
+        return max(0.0, self._due.get(key, 0.0) - time.monotonic())
+
+    async def begin(self, key: Key) -> None:
+        """Record that the job is being reconciled. Called at once for a job of the record, later for all others."""
+        if len(self._deaths) < _MAX_JOBS or key in self._deaths:
+            self._running.add(key)
+            await self._write()
+
+    async def end(self, key: Key) -> None:
+        """Remove the job from the record: its reconcile has returned, or the job is gone."""
+        if key in self._running or key in self._deaths:
+            self._running.discard(key)
+            self._deaths.pop(key, None)
+            self._due.pop(key, None)
+            await self._write()
+
+    async def keep_only(self, jobs: Container[Key]) -> None:
+        """Remove jobs that do not exist any more."""
+        for key in [key for key in self._deaths if key not in jobs]:
+            await self.end(key)
+
+    async def _write(self) -> None:
+        counts = {key: self._deaths.get(key, 0) + (key in self._running) for key in {*self._deaths, *self._running}}
+        await self._record(json.dumps({"/".join(key): count for key, count in sorted(counts.items())}))
+
+
+def wait_seconds(deaths: int) -> float:
+    """Time from the start of the process to the next attempt. Doubles with each process that ended."""
+    return min(_FIRST_WAIT_SECONDS * 2.0 ** min(deaths - 1, 16), _LONGEST_WAIT_SECONDS)
+
+
+def _parsed(text: str) -> dict[Key, int]:
+    try:
+        counts = {tuple(key.split("/")): int(count) for key, count in json.loads(text or "{}").items()}
+        return {(namespace, name): max(count, 1) for (namespace, name), count in counts.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        _log.warning("record of unfinished reconciles ignored", annotation=ANNOTATION, error=str(error))
+        return {}
+
+
+# --- Counters of outcomes ---
+
+
+def count(before: Object, written: RLJobStatus | None) -> None:
+    """Count the changes from status `before` (as stored) to `written`; None if no status was written."""
+    if written is None:
+        return
+    restarts = written.restarts - int(before.get("restarts") or 0)
+    if restarts > 0:
+        JOB_RESTARTS.inc(restarts)
+    phase = written.display.phase if written.display else ""
+    if phase in ("Complete", "Failed") and phase != (before.get("display") or {}).get("phase"):
+        JOBS_FINISHED.labels(phase).inc()
+    known = {change["generation"]: change for change in before.get("planChanges") or ()}
+    for change in written.plan_changes:
+        _count_change(known.get(change.generation), change)
+    if set(known) >= {change.generation for change in written.plan_changes}:
+        _count_failure_without_change(before, written)
+
+
+def _count_change(before: Object | None, change: PlanChange) -> None:
+    if before is None:
+        # Pods report any name, and the operator keeps each label as long as it runs.
+        ADJUSTMENTS.labels(change.remedy.setting if change.remedy.setting in CHANGEABLE_SETTINGS else "other").inc()
+        if not change.preventive:
+            OUT_OF_MEMORY.labels(_class_of(change.diagnosis)).inc()
+    if change.seconds_to_recover is not None and (before is None or before.get("secondsToRecover") is None):
+        SECONDS_TO_RECOVER.observe(change.seconds_to_recover)
+
+
+def _count_failure_without_change(before: Object, written: RLJobStatus) -> None:
+    """Count an out-of-memory failure after which the plan was not changed."""
+    latest = written.last_out_of_memory
+    if latest and latest.model_dump(mode="json", by_alias=True, exclude_none=True) != before.get("lastOutOfMemory"):
+        OUT_OF_MEMORY.labels(_class_of(latest.diagnosis)).inc()
+
+
+def _class_of(diagnosis: DiagnosisStatus) -> str:
+    return diagnosis.class_name if diagnosis.class_name in set(FailureClass) else str(FailureClass.UNKNOWN)

@@ -10,19 +10,18 @@ import ssl
 import uuid
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 from aiohttp import web
 
 from rljob_api.names import GROUP
-from rljob_operator.kube.api_server_ports import api_server_ports
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection, connect
-from rljob_operator.kube.errors import ApiError
+from rljob_operator.kube.errors import ApiError, RetryPolicy
 from rljob_operator.kube.lease import LeaderElection
-from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.runtime.certificate import Certificate
-from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
+from rljob_operator.kube.resources import ENDPOINT_SLICES
+from rljob_operator.runtime.endpoints import Certificate, Health, TokenCheck, metrics_app, probes_app
 from rljob_operator.runtime.leader import Leader
 from rljob_operator.runtime.reconcile_loop import Reconcile
 from rljob_operator.settings import OperatorSettings
@@ -33,8 +32,8 @@ _IMPATIENT = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
 """For the Lease and for reviews of tokens: a late answer is useless."""
 
 _COLLECT_AFTER = (50_000, 20, 20)
-"""Of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a large document
-is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
+"""Thresholds of the garbage collector. With Python's default of 700 new objects, it runs hundreds of times while a
+large document is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
 
 
 def run_replica(settings: OperatorSettings, reconcile: Reconcile) -> None:
@@ -133,3 +132,32 @@ def _cancel_on_signal() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if task:
             loop.add_signal_handler(number, task.cancel)
+
+
+# --- Ports of the API server ---
+
+
+_NAME, _NAMESPACE = "kubernetes", "default"
+"""The API server maintains a Service and an EndpointSlice of this name."""
+
+_SERVICE_PORT = 443
+_USUAL_PORT = 6443
+
+
+async def api_server_ports(client: ApiClient, server: str) -> tuple[int, ...]:
+    """Ports of the Service `kubernetes` and of its endpoints. `server`: URL that this process uses itself.
+
+    Network plugins differ: some compare a policy with the port of the Service, others with that of the endpoint.
+    """
+    ports = {_SERVICE_PORT, urlsplit(server).port or _SERVICE_PORT}
+    try:
+        endpoints = await client.get(ENDPOINT_SLICES, _NAME, _NAMESPACE)
+    except ApiError as error:
+        _log.warning(
+            "ports of the API server not discovered; if jobs cannot reach it, set --api-server-ports",
+            error=error.message,
+            assumed=sorted(ports | {_USUAL_PORT}),
+        )
+        return tuple(sorted(ports | {_USUAL_PORT}))
+    found = {port["port"] for port in endpoints.get("ports") or () if port.get("port")}
+    return tuple(sorted(ports | found))

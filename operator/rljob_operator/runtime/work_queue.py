@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import OrderedDict
 from collections.abc import Callable
+from enum import StrEnum
+
+from prometheus_client import Counter, Gauge, Histogram
 
 from rljob_operator.kube.watch import Key
-from rljob_operator.runtime.fair_order import FairOrder, Priority
-from rljob_operator.runtime.queue_metrics import QueueMetrics
+from rljob_operator.metrics import REGISTRY
 
 _FIRST_BACKOFF_SECONDS = 0.25
 _LONGEST_BACKOFF_SECONDS = 60.0
@@ -110,3 +114,171 @@ class WorkQueue:
     def _ring(self, key: Key) -> None:
         del self._timers[key]
         self.add(key)
+
+
+# --- Order ---
+
+
+_URGENT_IN_A_ROW = 9
+"""Running jobs that are taken one after the other while pending ones wait. A tenant whose running jobs report without
+pause would otherwise keep all pending jobs waiting."""
+
+
+class Priority(StrEnum):
+    """Urgency of a job; the values are labels of metrics."""
+
+    RUNNING = "running"
+    """Its pods hold nodes, or it recovers from a failure."""
+    PENDING = "pending"
+    """It holds no nodes: it waits for pods, is suspended or has finished."""
+
+
+class FairOrder:
+    """Waiting keys, each once. All operations take constant time."""
+
+    def __init__(self) -> None:
+        self._priorities: dict[Key, Priority] = {}
+        self._waiting = {priority: _RoundRobin() for priority in Priority}
+        self._urgent_taken = 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._priorities
+
+    def __len__(self) -> int:
+        return len(self._priorities)
+
+    def depth(self, priority: Priority) -> int:
+        return self._waiting[priority].size
+
+    def put(self, key: Key, priority: Priority) -> None:
+        """Add the key. One that waits already keeps its place, or gets one among running jobs if it runs by now."""
+        before = self._priorities.get(key)
+        if before in (priority, Priority.RUNNING):
+            return
+        if before is not None:
+            self._waiting[before].remove(key)
+        self._priorities[key] = priority
+        self._waiting[priority].append(key)
+
+    def take(self, *, running_only: bool = False) -> tuple[Key, Priority] | None:
+        """The next key and the priority that it had; None if none waits."""
+        pending, running = self._waiting[Priority.PENDING], self._waiting[Priority.RUNNING]
+        turn_of_pending = self._urgent_taken >= _URGENT_IN_A_ROW and pending.size
+        if running.size and (running_only or not turn_of_pending):
+            self._urgent_taken += 1
+            key, priority = running.popleft(), Priority.RUNNING
+        elif pending.size and not running_only:
+            self._urgent_taken = 0
+            key, priority = pending.popleft(), Priority.PENDING
+        else:
+            return None
+        del self._priorities[key]
+        return key, priority
+
+
+class _RoundRobin:
+    """Keys, one of each namespace in turn; first in, first out within a namespace."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._namespaces: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+
+    def append(self, key: Key) -> None:
+        namespace, name = key
+        self._namespaces.setdefault(namespace, OrderedDict())[name] = None
+        self.size += 1
+
+    def popleft(self) -> Key:
+        namespace, names = self._namespaces.popitem(last=False)
+        name, _ = names.popitem(last=False)
+        if names:
+            self._namespaces[namespace] = names  # behind the others
+        self.size -= 1
+        return namespace, name
+
+    def remove(self, key: Key) -> None:
+        namespace, name = key
+        del self._namespaces[namespace][name]
+        if not self._namespaces[namespace]:
+            del self._namespaces[namespace]
+        self.size -= 1
+
+
+# --- Metrics ---
+
+
+QUEUE = "rljob"
+"""Value of the labels `name` and `controller`."""
+_LABELS = ("name", "controller")
+_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
+
+_DEPTH = Gauge("workqueue_depth", "Jobs that wait for a reconcile.", (*_LABELS, "priority"), registry=REGISTRY)
+_ADDS = Counter("workqueue_adds", "Jobs that were queued.", _LABELS, registry=REGISTRY)
+_QUEUE_DURATION = Histogram(
+    "workqueue_queue_duration_seconds",
+    "Seconds that a job waited in the queue.",
+    (*_LABELS, "priority"),
+    buckets=_BUCKETS,
+    registry=REGISTRY,
+)
+_WORK_DURATION = Histogram(
+    "workqueue_work_duration_seconds",
+    "Duration of one reconcile of one job, including its writes.",
+    _LABELS,
+    buckets=_BUCKETS,
+    registry=REGISTRY,
+)
+_RETRIES = Counter("workqueue_retries", "Reconciles that failed and are repeated.", _LABELS, registry=REGISTRY)
+_UNFINISHED = Gauge(
+    "workqueue_unfinished_work_seconds",
+    "Sum of the durations of all reconciles in progress.",
+    _LABELS,
+    registry=REGISTRY,
+)
+_LONGEST_RUNNING = Gauge(
+    "workqueue_longest_running_processor_seconds",
+    "Duration of the longest reconcile in progress.",
+    _LABELS,
+    registry=REGISTRY,
+)
+
+
+class QueueMetrics:
+    """Records one queue. `clock` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._queued_at: dict[Key, float] = {}
+        self._begun_at: dict[Key, float] = {}
+        self._depths = {priority: _DEPTH.labels(QUEUE, QUEUE, priority) for priority in Priority}
+        self._waits = {priority: _QUEUE_DURATION.labels(QUEUE, QUEUE, priority) for priority in Priority}
+        self._adds, self._retries = _ADDS.labels(QUEUE, QUEUE), _RETRIES.labels(QUEUE, QUEUE)
+        self._work = _WORK_DURATION.labels(QUEUE, QUEUE)
+        _UNFINISHED.labels(QUEUE, QUEUE).set_function(self._unfinished_seconds)
+        _LONGEST_RUNNING.labels(QUEUE, QUEUE).set_function(self._longest_running_seconds)
+
+    def queued(self, key: Key) -> None:
+        self._adds.inc()
+        self._queued_at[key] = self._clock()
+
+    def begun(self, key: Key, priority: Priority) -> None:
+        now = self._clock()
+        self._waits[priority].observe(now - self._queued_at.pop(key, now))
+        self._begun_at[key] = now
+
+    def done(self, key: Key) -> None:
+        now = self._clock()
+        self._work.observe(now - self._begun_at.pop(key, now))
+
+    def retried(self) -> None:
+        self._retries.inc()
+
+    def depth(self, priority: Priority, waiting: int) -> None:
+        self._depths[priority].set(waiting)
+
+    def _unfinished_seconds(self) -> float:
+        now = self._clock()
+        return sum(now - begun for begun in self._begun_at.values())
+
+    def _longest_running_seconds(self) -> float:
+        return self._clock() - min(self._begun_at.values()) if self._begun_at else 0.0

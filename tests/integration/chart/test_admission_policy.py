@@ -14,6 +14,7 @@ import yaml
 
 from rljob_api.job import RLJob
 from rljob_cluster.control_plane import ControlPlane
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import build_job_objects
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator.api_client import ApiClient, refusal
@@ -429,19 +430,17 @@ def test_a_job_of_before_the_policy_may_change_in_other_fields(api: ApiClient, c
 
 def pods_of(spec: Object) -> list[Object]:
     settings = OperatorSettings(trainer_image="registry/trainer:1", trainer_torch_version="2.13.0")
-    return list(
-        build_job_objects(
-            RLJob.model_validate(manifest(spec), by_alias=True, by_name=False),
-            settings,
-            namespace="team-a",
-            uid="5f0c1c9a-0f3c-4d55-9f3b-6f2f3a3d6f10",
-            attempt=1,
-            plan=None,
-            controller_placement="GpuFreeNodes",
-            gang="Native",
-            ray_token="a-token",
-        ).pods
+    attempt = JobAttempt(
+        RLJob.model_validate(manifest(spec), by_alias=True, by_name=False),
+        settings,
+        namespace="team-a",
+        uid="5f0c1c9a-0f3c-4d55-9f3b-6f2f3a3d6f10",
+        number=1,
+        plan=None,
+        controller_placement="GpuFreeNodes",
+        gang="Native",
     )
+    return list(build_job_objects(attempt, "a-token").pods)
 
 
 def create_pod(api: ApiClient, pod: Object) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.job import RLJob
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
-from rljob_operator.objects.strategic_merge import POD, Fields, KeyedList
+from rljob_operator.objects.pod_template import POD, Fields, KeyedList
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
@@ -69,17 +70,17 @@ JOBS: list[Object] = [
 def built(stored: Object, placement: Any) -> JobObjects:
     """As the operator builds them, from the job as the API server has stored it."""
     job = RLJob.model_validate(stored, by_alias=True, by_name=False)
-    return build_job_objects(
+    attempt = JobAttempt(
         job,
         SETTINGS,
         namespace=stored["metadata"]["namespace"],
         uid=stored["metadata"]["uid"],
-        attempt=1,
+        number=1,
         plan=None,
         controller_placement=placement,
         gang="Kueue" if job.spec.queue_name else "Native",
-        ray_token="token",
     )
+    return build_job_objects(attempt, "token")
 
 
 def test_every_object_of_a_job_is_accepted(api: ApiClient, namespace: str, kubectl: Kubectl) -> None:

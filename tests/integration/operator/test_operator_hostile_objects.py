@@ -15,7 +15,7 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.kube.lease import ElectionTimes
-from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE
+from rljob_operator.reconcile.status import BURST, SECONDS_PER_WRITE
 from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient

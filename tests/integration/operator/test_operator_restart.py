@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
-from rljob_operator.runtime.unfinished_reconciles import ANNOTATION
+from rljob_operator.runtime.reconcile_loop import ANNOTATION
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy

@@ -13,11 +13,12 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
+from rljob_operator.labels import FINALIZER
 from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedNode, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.reconcile.write_budget import WriteBudget
+from rljob_operator.reconcile.status import WriteBudget
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
 
@@ -70,11 +71,11 @@ class SimulatedCluster:
 
     # --- the operator ---
 
-    def observe(self) -> Observed:
+    def observe(self) -> ObservedJob:
         metadata = {"name": "demo", "namespace": "team", "labels": self.labels}
         manifest = {"metadata": metadata, "spec": self.spec}
         job = RLJob.model_validate(manifest).model_copy(update={"status": self.status})
-        return Observed(
+        return ObservedJob(
             job=None if self.facts.get("problem") else job,
             stored_status=self.status,
             namespace="team",
@@ -83,7 +84,7 @@ class SimulatedCluster:
             generation=self.generation,
             created_at=START,
             deleting=self.deleting,
-            has_finalizer=self.finalizer,
+            finalizers=(FINALIZER,) if self.finalizer else (),
             operator=self.operator,
             managed_by=self.spec.get("managedBy") or "",
             pods=tuple(self.pods.values()),
@@ -94,10 +95,10 @@ class SimulatedCluster:
             **self.facts,
         )
 
-    def snapshot(self) -> tuple[Observed, int]:
+    def snapshot(self) -> tuple[ObservedJob, int]:
         return self.observe(), self._version
 
-    def round(self, stale: tuple[Observed, int] | None = None, dies_after_writes: int | None = None) -> Desired:
+    def round(self, stale: tuple[ObservedJob, int] | None = None, dies_after_writes: int | None = None) -> Desired:
         """One round of observe, reconcile and apply. Raises OperatorDied if the operator dies before all is written."""
         if self.gone:
             return Desired()
@@ -106,7 +107,7 @@ class SimulatedCluster:
         self._apply(desired, version, dies_after_writes)
         return desired
 
-    def decide(self, observed: Observed | None = None) -> Desired:
+    def decide(self, observed: ObservedJob | None = None) -> Desired:
         """The decision about the present state, or about `observed`, without a write."""
         observed = observed or self.observe()
         desired = reconcile(observed, self.settings, self.now)

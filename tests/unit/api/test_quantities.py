@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.memory_settings import MemorySettings
 from rljob_api.quantity import byte_quantity, quantity_bytes, quantity_value
-from rljob_operator.objects.container_resources import quantity_text
+from rljob_operator.objects.template_checks import quantity_text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import Executor
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.labels import FINALIZER
-from rljob_operator.observation import Observation
-from rljob_operator.reconcile.desired import Desired, EventNote
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import ObservedJob
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
 Object = dict[str, Any]
@@ -42,7 +42,7 @@ def existing(kind: str, name: str, owners: Sequence[Object], **metadata: Any) ->
     return [("POST", plural, refusal(409, "AlreadyExists")), ("GET", f"{plural}/{name}", Answer(body=found))]
 
 
-def observed(**known: Any) -> Observed:
+def observed(**known: Any) -> ObservedJob:
     facts: Object = {
         "job": None,
         "namespace": "research",
@@ -51,19 +51,14 @@ def observed(**known: Any) -> Observed:
         "generation": 1,
         "created_at": datetime(2026, 1, 2, tzinfo=UTC),
         "deleting": False,
-        "has_finalizer": True,
+        "finalizers": (FINALIZER,),
+        "resource_version": "10",
+        "raw_status": {"step": 2, "reward": 0.5},
         "pods": (),
         "step_report": None,
         "nodes": (),
     }
-    return Observed(**facts | known)
-
-
-def observation(finalizers: tuple[str, ...] = (FINALIZER,), status: Object | None = None, **known: Any) -> Observation:
-    stored = {"step": 2, "reward": 0.5} if status is None else status
-    return Observation(
-        lambda: observed(has_finalizer=FINALIZER in finalizers, **known), "10", finalizers, lambda: stored
-    )
+    return ObservedJob(**facts | known)
 
 
 class Recorded(EventRecorder):
@@ -72,7 +67,7 @@ class Recorded(EventRecorder):
     def __init__(self) -> None:
         self.notes: list[EventNote] = []
 
-    def record(self, job: Observed, note: EventNote) -> None:
+    def record(self, job: ObservedJob, note: EventNote) -> None:
         self.notes.append(note)
 
 
@@ -80,7 +75,7 @@ class Run:
     """The requests, the observations, the notes and the last error of a run, which has the type `fails`."""
 
     def __init__(
-        self, steps: Sequence[tuple[Desired, Observation]], script: Script = (), fails: type[Exception] | None = None
+        self, steps: Sequence[tuple[Desired, ObservedJob]], script: Script = (), fails: type[Exception] | None = None
     ) -> None:
         self.seen: list[Object] = []
         self.error: Exception | None = None
@@ -121,6 +116,6 @@ def scripted(script: Script) -> Any:
 
 
 def execute(
-    desired: Desired, state: Observation | None = None, script: Script = (), fails: type[Exception] | None = None
+    desired: Desired, state: ObservedJob | None = None, script: Script = (), fails: type[Exception] | None = None
 ) -> Run:
-    return Run([(desired, state or observation())], script, fails)
+    return Run([(desired, state or observed())], script, fails)

@@ -8,15 +8,16 @@ import pytest
 
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
-from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_operator.apply.executor import Executor, JobGone
+from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.reconcile.bug_report import report_bug
-from rljob_operator.reconcile.desired import Desired, EventNote, PodDeletion, RequiredObject
+from rljob_operator.objects.supporting_objects import RequiredObject
+from rljob_operator.reconcile.desired import Desired, PodDeletion, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
     UID,
@@ -27,7 +28,7 @@ from tests.unit.operator.apply.execution import (
     execute,
     existing,
     manifest,
-    observation,
+    observed,
 )
 from tests.unit.operator.kube.scripted_api_server import Answer, Serving, play, refusal
 
@@ -50,7 +51,7 @@ def test_writes_come_in_the_order_of_the_fields() -> None:
         status=STEP_3,
         events=(COMPLETED,),
     )
-    run = execute(desired, observation(finalizers=("other",)))
+    run = execute(desired, observed(finalizers=("other",)))
     assert run.writes == [
         ("PATCH", JOB),
         ("POST", f"{BASE}/configmaps"),
@@ -83,7 +84,7 @@ def test_objects_are_written_at_once_and_pods_after_all_of_them() -> None:
 
 
 def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
-    run = execute(Desired(status=STEP_3, finalizer=False), observation(finalizers=("a", FINALIZER)))
+    run = execute(Desired(status=STEP_3, finalizer=False), observed(finalizers=("a", FINALIZER)))
     status, finalizers = (asked.body for asked in run.asked)
     assert status["metadata"] == {"resourceVersion": "10"}
     assert (status["status"]["step"], status["status"]["reward"]) == (3, None)  # a field that is gone is removed
@@ -94,7 +95,7 @@ def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
 def test_a_status_that_is_as_stored_is_not_written() -> None:
     status = RLJobStatus(step=2, reward=0.5)
     stored = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert execute(Desired(status=status), observation(status=stored)).writes == []
+    assert execute(Desired(status=status), observed(raw_status=stored)).writes == []
 
 
 def test_a_job_whose_time_is_over_is_deleted_by_its_uid() -> None:
@@ -145,7 +146,7 @@ POST_POD, POST_CLAIM = ("POST", f"{BASE}/pods"), ("POST", f"{BASE}/persistentvol
 def test_a_refusal_ends_the_round(
     desired: Desired, known: dict[str, Any], script: Script, error: type[Exception], writes: list[tuple[str, str]]
 ) -> None:
-    run = execute(desired, observation(**known), script, error)
+    run = execute(desired, observed(**known), script, error)
     assert (run.writes, run.notes) == (writes, [])
 
 
@@ -178,7 +179,7 @@ def test_a_workload_that_is_gone_counts_as_deleted() -> None:
 @pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
 def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
-    state = observation(step_report_version="17")
+    state = observed(step_report_version="17")
     run = Run([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])
     assert run.writes == [REPORT] * times
     assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
@@ -191,8 +192,8 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1)
         executor = Executor(client, recorder, lambda _: None)
-        await executor.report(bug, observation(status={"conditions": [known]}))
-        await executor.report(bug, observation(status=serving.server.asked[0].body["status"]))
+        await executor.report(bug, observed(raw_status={"conditions": [known]}))
+        await executor.report(bug, observed(raw_status=serving.server.asked[0].body["status"]))
         await client.close()
 
     recorder = Recorded()
@@ -211,13 +212,13 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
 def test_applied_objects_are_applied_again_only_if_they_differ() -> None:
     first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(POD,))
     changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
-    run = Run([(desired, observation()) for desired in (first, first, changed)])
+    run = Run([(desired, observed()) for desired in (first, first, changed)])
     assert [method for method, path in run.writes if "configmaps" in path] == ["POST", "PATCH"]
 
 
 def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
     steps = [
-        (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observation())
+        (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observed())
         for attempt in ("1", "2")
     ]
     services = [write for write in Run(steps).writes if "services" in write[1]]
@@ -233,8 +234,8 @@ ACCOUNTS = ("POST", f"{BASE}/serviceaccounts")
 
 
 def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
-    other = observation(name="other", uid="other-uid")
-    run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observation(), other, observation())])
+    other = observed(name="other", uid="other-uid")
+    run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observed(), other, observed())])
     assert run.writes == [ACCOUNTS]
 
 
@@ -245,7 +246,7 @@ def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
 )
 def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: int) -> None:
     desired = Desired(apply=(ACCOUNT,), create=(POD,))
-    run = Run([(desired, observation())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
+    run = Run([(desired, observed())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
     assert run.writes.count(ACCOUNTS) == times
 
 
@@ -262,7 +263,7 @@ def test_a_missing_object_is_named_and_nothing_is_created() -> None:
 def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
     desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
     found = Answer(body={"metadata": {"uid": "files"}})
-    run = Run([(desired, observation())] * 2, [("GET", "/configmaps/my-task", found)])
+    run = Run([(desired, observed())] * 2, [("GET", "/configmaps/my-task", found)])
     assert run.methods.count("GET") == 1
 
 
@@ -348,7 +349,7 @@ def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> N
         ("PATCH", "/configmaps/c", refusal(409, "Conflict")),
         *existing("ConfigMap", "c", []),
     ]
-    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observation()) for text in "12"]
+    steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observed()) for text in "12"]
     run = Run(steps, script, ForeignObject)
     assert run.asked[1].body["metadata"]["uid"] == "first"
     assert run.methods == ["POST", "PATCH", "POST", "GET"]

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from rljob_api.status import RLJobStatus, StatusDisplay
 from rljob_operator.apply import node_labels
 from rljob_operator.apply.event_recorder import EventRecorder, Tokens
+from rljob_operator.apply.executor import merge_patch, status_object
 from rljob_operator.apply.node_labels import NodeLabels
-from rljob_operator.apply.status_patch import merge_patch, status_object
-from rljob_operator.apply.waves import LARGEST_WAVE, in_waves
+from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
+from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import Forbidden
+from rljob_operator.kube.errors import Forbidden, RetryPolicy
 from rljob_operator.kube.lease import LeadershipLost
-from rljob_operator.kube.retry import RetryPolicy
-from rljob_operator.reconcile.desired import EventNote
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import ObservedJob
 from tests.unit.operator.apply.execution import Script, observed, scripted
 from tests.unit.operator.kube.scripted_api_server import Asked, Serving, play, refusal
 
@@ -118,7 +117,7 @@ FAILED = EventNote("Warning", "JobFailed", "it ended")
 JOB = observed()
 
 
-def recorded(notes: Sequence[tuple[Observed, EventNote]], script: Script = ()) -> list[Asked]:
+def recorded(notes: Sequence[tuple[ObservedJob, EventNote]], script: Script = ()) -> list[Asked]:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
         recorder = EventRecorder(client, instance="operator-0")
@@ -163,7 +162,7 @@ def test_equal_notes_are_counted_in_one_event() -> None:
         ([(JOB, EventNote("Normal", "Chatter", f"{number}")) for number in range(60)], [], ["POST"] * 25),
     ],
 )
-def test_writes_of_events(notes: list[tuple[Observed, EventNote]], script: Script, methods: list[str]) -> None:
+def test_writes_of_events(notes: list[tuple[ObservedJob, EventNote]], script: Script, methods: list[str]) -> None:
     requests = recorded(notes, script)
     assert [asked.method for asked in requests] == methods
     posted = {asked.body["reason"] for asked in requests if asked.method == "POST"}

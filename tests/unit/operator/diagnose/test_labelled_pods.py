@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.diagnose.container_end import ContainerEnd, Owner, container_ends
-from rljob_operator.diagnose.explanation import Explanation, explanation_of
-from rljob_operator.diagnose.labelled_pods import LabelledPods
-from rljob_operator.diagnose.owners import owner_resource
+from rljob_operator.diagnose.explanation import ContainerEnd, OutOfMemoryCause, Owner, container_ends, explanation_of
+from rljob_operator.diagnose.labelled_pods import LabelledPods, owner_resource
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.metrics import REGISTRY
 from tests.unit.operator.kube.scripted_api_server import (
     Answer,
@@ -238,7 +236,7 @@ def test_a_reference_that_no_api_server_would_make_is_not_followed(owner: Owner)
 def test_a_namespace_has_an_allowance_beyond_which_nothing_is_diagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosed = []
 
-    def recorded(end: ContainerEnd) -> Explanation | None:
+    def recorded(end: ContainerEnd) -> OutOfMemoryCause | None:
         diagnosed.append(end)
         return explanation_of(end)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.kube.api_server_ports import api_server_ports
 from rljob_operator.kube.client import PAGE, ApiClient
 from rljob_operator.kube.errors import (
     AlreadyExists,
@@ -19,11 +18,12 @@ from rljob_operator.kube.errors import (
     Invalid,
     NamespaceTerminating,
     NotFound,
+    RetryPolicy,
     Unavailable,
     WebhookFailed,
 )
 from rljob_operator.kube.resources import PODS, RLJOBS
-from rljob_operator.kube.retry import RetryPolicy
+from rljob_operator.runtime.replica import api_server_ports
 from tests.unit.operator.kube.scripted_api_server import Answer, Asked, ScriptedApiServer, Serving, play, refusal
 
 QUICK = RetryPolicy(attempts=3, first_seconds=0.001)

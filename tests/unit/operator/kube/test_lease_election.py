@@ -13,8 +13,8 @@ import pytest
 
 from rljob_operator.kube import lease as lease_module
 from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.lease import ElectionTimes, LeaderElection, LeadershipLost, decide, held_spec
-from rljob_operator.kube.retry import RetryPolicy
 from tests.unit.operator.kube.scripted_api_server import (
     Answer,
     Asked,

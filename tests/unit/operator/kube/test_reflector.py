@@ -8,8 +8,8 @@ import json
 import pytest
 
 from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import PODS
-from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.kube.watch import Key, Reflector, key_of
 from tests.unit.operator.kube.scripted_api_server import (
     Answer,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.plan_change import PlanChange
+from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.memory_plans import memory_plan
@@ -67,13 +68,13 @@ def objects(of: RLJob, with_settings: OperatorSettings | None = None, **given: A
     arguments: Object = {
         "namespace": NAMESPACE,
         "uid": UID,
-        "attempt": 1,
+        "number": 1,
         "plan": None,
         "controller_placement": "GpuFreeNodes",
         "gang": "Native",
-        "ray_token": "a-token",
     }
-    return build_job_objects(of, with_settings or settings(), **(arguments | given))
+    ray_token = given.pop("ray_token", "a-token")
+    return build_job_objects(JobAttempt(of, with_settings or settings(), **(arguments | given)), ray_token)
 
 
 def of_kind(kind: str, built: JobObjects) -> Object:
@@ -112,7 +113,8 @@ def volumes_of(pod: Object) -> dict[str, Object]:
 
 
 def mounts_of(pod: Object) -> dict[str, Object]:
-    return {mount["name"]: mount for mount in container_of(pod)["volumeMounts"]}
+    """The mounts of the container `rljob` by name, without those of a template whose name is no text."""
+    return {mount["name"]: mount for mount in container_of(pod)["volumeMounts"] if isinstance(mount["name"], str)}
 
 
 DISAGGREGATED: Object = {

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.names import MAX_JOB_NAME_LENGTH
 from rljob_operator import names
-from rljob_operator.objects.metadata import is_shared
+from rljob_operator.objects.attempt import is_shared
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.objects.predicted_memory import low_memory_limit, predicted_limit_bytes
 from rljob_operator.objects.supporting_objects import latest_changes
@@ -82,22 +82,22 @@ def test_the_pods_are_those_of_the_layout_and_differ_in_name_and_index() -> None
 
 def test_pods_of_another_attempt_differ_in_labels_alone() -> None:
     """A literal variable would make the specs of two attempts differ."""
-    first, second = (objects(job(), attempt=number, plan=PLAN, restarts_in_place=True) for number in (1, 2))
+    first, second = (objects(job(), number=number, plan=PLAN, restarts_in_place=True) for number in (1, 2))
     for before, after in zip(first.pods, second.pods, strict=True):
         assert before["spec"] == after["spec"]
         assert before["metadata"]["annotations"] == after["metadata"]["annotations"]
         assert before["metadata"]["name"] == after["metadata"]["name"]
-    changed = objects(job(), attempt=2, plan=PLAN, restarts_in_place=False)
+    changed = objects(job(), number=2, plan=PLAN, restarts_in_place=False)
     digests = [pod["metadata"]["annotations"]["rljob.dev/spec-digest"] for pod in (*first.pods, *changed.pods)]
     assert len(set(digests)) == len(digests)
 
 
 def test_pods_read_the_plan_and_its_changes_as_they_are() -> None:
-    text = of_kind("ConfigMap", objects(job(), attempt=4, plan=PLAN, plan_changes=[CHANGE]))["data"]["attempt.json"]
+    text = of_kind("ConfigMap", objects(job(), number=4, plan=PLAN, plan_changes=[CHANGE]))["data"]["attempt.json"]
     read = AttemptSettings.model_validate_json(text)
     assert (read.attempt, read.memory_plan, read.plan_changes) == (4, PLAN, [CHANGE])
     assert read.allocator_environments.keys() == {"policy", "rollout"}
-    without = of_kind("ConfigMap", objects(job(), attempt=2))["data"]["attempt.json"]
+    without = of_kind("ConfigMap", objects(job(), number=2))["data"]["attempt.json"]
     assert AttemptSettings.model_validate_json(without).plan_generation == 1
 
 
@@ -132,7 +132,7 @@ def test_the_network_policy_admits_the_pods_of_the_job_alone(spec: Object) -> No
 def test_the_names_of_the_longest_job_are_still_names() -> None:
     longest = "j" * MAX_JOB_NAME_LENGTH
     spec: Object = {"topology": "Disaggregated", "policy": {"replicas": 1024}, "rollout": {"replicas": 2}}
-    built = objects(job(longest, queueName="q", **spec), settings(), attempt=999_999, gang="Kueue")
+    built = objects(job(longest, queueName="q", **spec), settings(), number=999_999, gang="Kueue")
     found = [manifest["metadata"]["name"] for manifest in (*built.apply, *built.create, *built.pods)]
     found += [label for pod in built.pods for label in pod["metadata"]["labels"].values()]
     found += [names.pod_group_name(longest), names.kueue_group_name(longest, 999_999)]

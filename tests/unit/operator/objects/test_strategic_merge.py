@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_operator.objects.invalid_template import InvalidTemplate
-from rljob_operator.objects.strategic_merge import POD, strategic_merge
+from rljob_operator.objects.pod_template import POD, strategic_merge
+from rljob_operator.objects.template_checks import InvalidTemplate
 from tests.unit.operator.objects.builders import Object
 
 BASE: Object = {

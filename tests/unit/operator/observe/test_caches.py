@@ -15,10 +15,10 @@ from pydantic_core import from_json
 
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import REGISTRY
-from rljob_operator.observe import unplaced
+from rljob_operator.observe import node_facts
 from rljob_operator.observe.cache import Cache
+from rljob_operator.observe.node_facts import UnplacedJobs, gains_room
 from rljob_operator.observe.observer import Observer
-from rljob_operator.observe.unplaced import UnplacedJobs, gains_room
 from rljob_operator.reconcile.observed import ObservedNode
 from rljob_testing.operator import manifests
 from tests.unit.operator.observe.objects import Object, job, node, pod, step_report
@@ -198,7 +198,7 @@ def test_a_job_that_has_nodes_by_now_is_not_woken() -> None:
 
 
 def test_few_jobs_are_all_woken_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unplaced, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(node_facts, "_PAUSE_SECONDS", 0.0)
     woken: list[Key] = []
     jobs = waiting(3, woken.append)
 

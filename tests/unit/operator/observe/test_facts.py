@@ -13,13 +13,20 @@ from pydantic_core import ErrorDetails
 from rljob_api.api_model import MAX_INTEGER
 from rljob_api.problem_text import ProblemText
 from rljob_api.termination_message import TerminationMessage
-from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
+from rljob_operator.kube.client import NESTED_TOO_DEEPLY
+from rljob_operator.labels import FINALIZER
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
-from rljob_operator.observe.job_facts import job_fact, parse_job
+from rljob_operator.observe.job_facts import (
+    MAX_STEP_REPORT_BYTES,
+    job_fact,
+    parse_job,
+    parse_step_report,
+    raw_status,
+    step_report_fact,
+)
 from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.pod_facts import observed_pod, pod_fact
-from rljob_operator.observe.step_report_facts import MAX_STEP_REPORT_BYTES, parse_step_report, step_report_fact
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedNode, ObservedPod
 from tests.unit.operator.observe.objects import UID, Object, job, node, pod, step_report
 
@@ -259,8 +266,8 @@ def test_the_job_comes_back_as_it_was_stored_without_managed_fields() -> None:
     assert parsed.status is not None
     assert parsed.status.step == 3
     assert parsed.metadata.managed_fields == []
-    assert fact.has_finalizer
-    assert fact.status() == {"step": 3}
+    assert FINALIZER in fact.finalizers
+    assert raw_status(fact.text) == {"step": 3}
     assert (fact.resource_version, fact.generation, fact.deleting) == ("10", 2, False)
 
 

@@ -12,15 +12,15 @@ from aiohttp.test_utils import TestServer
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import RLJOBS
-from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import JOBS, WATCH_AGE_SECONDS
 from rljob_operator.observe import job_facts
+from rljob_operator.observe.job_facts import unpack
 from rljob_operator.observe.observer import CHECK_SECONDS, Observer
-from rljob_operator.observe.packed import unpack
 from rljob_operator.observe.watches import OWN_OBJECTS, Attendance, reflectors
-from rljob_operator.reconcile.observed import Observed, ObservedNode
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
 from rljob_operator.runtime.endpoints import Health
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play
 from tests.unit.operator.observe.objects import UID, Object, job, node, pod, step_report
@@ -48,10 +48,10 @@ def observer(woken: Woken) -> Observer:
     return Observer(("nvidia.com/gpu", "amd.com/gpu"), woken.append)
 
 
-def seen(observer: Observer) -> Observed:
-    observation = observer.observe(SUMS)
-    assert observation is not None
-    return observation.observed
+def seen(observer: Observer) -> ObservedJob:
+    observe = observer.observe(SUMS)
+    assert observe is not None
+    return observe()
 
 
 def test_a_job_is_put_together_from_all_caches(observer: Observer) -> None:
@@ -61,10 +61,8 @@ def test_a_job_is_put_together_from_all_caches(observer: Observer) -> None:
     observer.step_reports.put(step_report(step=4))
     observer.nodes.put(node("gpu-node", gpus="8"))
     observer.set_api_groups(frozenset({"apps", "kueue.x-k8s.io"}))
-    observation = observer.observe(SUMS)
-    assert observation is not None
-    assert (observation.resource_version, observation.status) == ("10", {"step": 3})
-    found = observation.observed
+    found = seen(observer)
+    assert (found.resource_version, found.raw_status) == ("10", {"step": 3})
     assert found.job is not None
     assert [pod.name for pod in found.pods] == ["sums-controller"]
     assert found.step_report is not None
@@ -158,7 +156,7 @@ def test_jobs_that_have_or_need_no_nodes_and_those_that_run(
     assert (job_facts.job_fact(job(status=status)).placed, observer.runs(SUMS)) == (placed, runs)
 
 
-def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconcile_unpacks_the_job_once(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
 
     def recorded(packed: bytes) -> bytes:
@@ -167,12 +165,13 @@ def test_a_reconcile_without_a_write_parses_the_job_once(observer: Observer, mon
 
     monkeypatch.setattr(job_facts, "unpack", recorded)
     observer.jobs.put(job(status={"step": 3}))
-    observation = observer.observe(SUMS)
-    assert observation is not None
-    assert (len(parsed), observation.observed.name, observation.observed.job is None) == (0, "sums", False)
+    observe = observer.observe(SUMS)
+    assert observe is not None
+    assert len(parsed) == 0
+    found = observe()
+    assert (len(parsed), found.name, found.job is None) == (1, "sums", False)
+    assert found.raw_status == {"step": 3}
     assert len(parsed) == 1
-    assert observation.status == observation.status == {"step": 3}
-    assert len(parsed) == 2
 
 
 def test_refusals_last_until_everything_is_made_or_the_job_is_another(observer: Observer) -> None:

@@ -17,7 +17,7 @@ from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import ContainerTermination, Observed, ObservedPod
+from rljob_operator.reconcile.observed import ContainerTermination, ObservedJob, ObservedPod
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,
@@ -40,7 +40,7 @@ class AnyCluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = new_job()
-        self.old: tuple[Observed, int] | None = None
+        self.old: tuple[ObservedJob, int] | None = None
 
     @initialize(
         restarts=st.integers(0, 2),

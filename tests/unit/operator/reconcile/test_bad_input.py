@@ -13,9 +13,8 @@ from rljob_api.conditions import ConditionType
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.status_bounds import MAX_STATUS_BYTES, bounded
-from rljob_operator.reconcile.trusted_state import usable_report
-from rljob_operator.reconcile.write_budget import BURST, SECONDS_PER_WRITE, WriteBudget
+from rljob_operator.reconcile.status import BURST, MAX_STATUS_BYTES, SECONDS_PER_WRITE, WriteBudget, bounded
+from rljob_operator.reconcile.view import usable_report
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,

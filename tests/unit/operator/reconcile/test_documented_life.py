@@ -14,9 +14,9 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import TrainingWarningReason
 from rljob_memory.recovery import GiveUpReason
+from rljob_operator.events import EventReason
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.status_draft import EventReason
-from rljob_operator.reconcile.status_write import display
+from rljob_operator.reconcile.status import display
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     PLAN,

@@ -17,10 +17,9 @@ from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden, Invalid, NamespaceGone, NotFound, Unavailable
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Resource
 from rljob_operator.kube.watch import Reflector, Sink
-from rljob_operator.observation import Observation
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.observed import Observed
+from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop
 from rljob_operator.runtime.work_queue import WorkQueue
@@ -101,9 +100,9 @@ class Stream:
 class HostileAnswers(Answers):
     """Fails with the given error for the hostile job."""
 
-    async def execute(self, desired: Desired, observation: Observation) -> None:
-        if observation.observed.name != "honest":
-            await super().execute(desired, observation)
+    async def execute(self, desired: Desired, observed: ObservedJob) -> None:
+        if observed.name != "honest":
+            await super().execute(desired, observed)
 
 
 class Served:
@@ -134,7 +133,7 @@ async def run(served: Served, *errors: Exception) -> list[str]:
     queue = WorkQueue()
     observer = Observer(("nvidia.com/gpu",), queue.add)
 
-    def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+    def decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
         if observed.name == "honest":
             honest.set()
         return reconcile(observed, settings, now)

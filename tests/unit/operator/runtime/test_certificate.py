@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rljob_cluster.certificates import Authority
-from rljob_operator.runtime import certificate as module
-from rljob_operator.runtime.certificate import Certificate, NoCertificate
+from rljob_operator.runtime import endpoints as module
+from rljob_operator.runtime.endpoints import Certificate, NoCertificate
 
 
 def presented(certificate: Certificate) -> bytes:

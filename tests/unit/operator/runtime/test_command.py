@@ -117,7 +117,7 @@ def test_every_metric_is_in_the_manual_and_no_other() -> None:
 
 PROGRAM = """
 import sys, structlog
-from rljob_operator.runtime.logs import set_up_logs
+from rljob_operator.cli import set_up_logs
 set_up_logs(sys.argv[1], "info")
 def deeper(value): return deeper({"a": value})
 try:

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import PODS, Resource
-from rljob_operator.kube.retry import RetryPolicy
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 

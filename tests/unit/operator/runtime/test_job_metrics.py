@@ -8,9 +8,9 @@ import pytest
 
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import RLJobStatus
-from rljob_operator.apply.status_patch import status_object
+from rljob_operator.apply.executor import status_object
 from rljob_operator.metrics import REGISTRY
-from rljob_operator.runtime.job_metrics import count
+from rljob_operator.runtime.reconcile_loop import count
 from tests.unit.operator.objects.builders import CHANGE
 
 FAILURE = {"time": CHANGE.time, "step": 2, "diagnosis": CHANGE.diagnosis}

@@ -10,8 +10,9 @@ from datetime import datetime
 
 import pytest
 
-from rljob_operator.apply.executor import Executor, JobGone, MissingObject, NameTaken
-from rljob_operator.apply.ownership import ForeignObject, LeftBehind
+from rljob_operator.apply.executor import Executor, JobGone
+from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
+from rljob_operator.events import EventNote
 from rljob_operator.kube.errors import (
     Conflict,
     Forbidden,
@@ -23,14 +24,12 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
-from rljob_operator.observation import Observation
+from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.observe.observer import Observer
-from rljob_operator.reconcile.bug_report import BugReport
-from rljob_operator.reconcile.desired import Desired, RequiredObject
-from rljob_operator.reconcile.observed import Observed
-from rljob_operator.runtime import reconcile_loop, unfinished_reconciles
-from rljob_operator.runtime.reconcile_loop import ReconcileLoop
-from rljob_operator.runtime.unfinished_reconciles import UnfinishedReconciles, wait_seconds
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.runtime import reconcile_loop
+from rljob_operator.runtime.reconcile_loop import ReconcileLoop, UnfinishedReconciles, wait_seconds
 from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.patience import PATIENCE_SECONDS
@@ -50,13 +49,13 @@ class Answers(Executor):
         self.forgotten: list[Key] = []
         self.bugs: list[str] = []
 
-    async def execute(self, desired: Desired, observation: Observation) -> None:
+    async def execute(self, desired: Desired, observed: ObservedJob) -> None:
         self.carried_out.append(desired)
         if self.errors:
             raise self.errors.pop(0)
 
-    async def report(self, bug: BugReport, observation: Observation) -> None:
-        self.bugs.append(bug.event.message)
+    async def report(self, note: EventNote, observed: ObservedJob) -> None:
+        self.bugs.append(note.message)
 
     def forget(self, job: Key) -> None:
         self.forgotten.append(job)
@@ -69,11 +68,11 @@ class Loop:
         self,
         *errors: Exception,
         until: Callable[[Loop], object] = lambda loop: len(loop.observed) >= 2,
-        decide: Callable[[Observed], Desired | None] = lambda _: None,
+        decide: Callable[[ObservedJob], Desired | None] = lambda _: None,
         jobs: Sequence[Object] = (),
         recorded: str = "",
     ) -> None:
-        self.observed: list[Observed] = []
+        self.observed: list[ObservedJob] = []
         self.records: list[dict[str, int]] = []
         self.executor = Answers(*errors)
         self._decide = decide
@@ -94,7 +93,7 @@ class Loop:
             queue.close()
             await working
 
-    def _reconcile(self, observed: Observed, settings: OperatorSettings, now: datetime) -> Desired:
+    def _reconcile(self, observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:
         self.observed.append(observed)
         return self._decide(observed) or Desired()
 
@@ -139,7 +138,7 @@ def test_what_failed_is_tried_again_and_the_next_decision_knows_why(
 def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> None:
     refusals: list[str | None] = []
 
-    def decide(observed: Observed) -> Desired:
+    def decide(observed: ObservedJob) -> Desired:
         makes = len(refusals) in (0, 2)
         refusals.append(observed.refused)
         return Desired(create=({"kind": "Pod"},) if makes else (), requeue_after_seconds=0.01)
@@ -151,7 +150,7 @@ def test_a_refusal_is_over_when_everything_could_be_made_and_not_before() -> Non
 def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
     mistakes: list[Exception] = [ZeroDivisionError()]
 
-    def decide(_: Observed) -> None:
+    def decide(_: ObservedJob) -> None:
         if mistakes:
             raise mistakes.pop()
 
@@ -164,7 +163,7 @@ def test_a_mistake_in_a_decision_ends_neither_the_loop_nor_the_job() -> None:
 def test_a_mistake_is_not_written_into_a_job_of_another_manager(manager: str, reports: int) -> None:
     mistakes: list[Exception] = [ZeroDivisionError()]
 
-    def decide(_: Observed) -> None:
+    def decide(_: ObservedJob) -> None:
         if mistakes:
             raise mistakes.pop()
 
@@ -174,7 +173,7 @@ def test_a_mistake_is_not_written_into_a_job_of_another_manager(manager: str, re
 
 
 def test_an_error_in_an_observation_ends_neither_the_loop_nor_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(observer: Observer, key: Key) -> Observation | None:
+    def observe(observer: Observer, key: Key) -> Callable[[], ObservedJob] | None:
         if key == SUMS:
             raise RecursionError("too deep")
         return original(observer, key)
@@ -218,7 +217,7 @@ def test_the_event_loop_runs_while_a_slow_reconcile_is_recorded(monkeypatch: pyt
             released.set()  # on the event loop: a reconcile that ran there would wait for itself
         return is_carried_out(loop)
 
-    def decide(_: Observed) -> None:
+    def decide(_: ObservedJob) -> None:
         assert released.wait(PATIENCE_SECONDS)
 
     loop = Loop(decide=decide, until=until)
@@ -243,7 +242,7 @@ def test_a_job_over_which_a_process_ended_waits_and_says_so() -> None:
 
 
 def test_a_job_whose_wait_is_over_is_recorded_before_it_is_reconciled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished_reconciles, "_FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(reconcile_loop, "_FIRST_WAIT_SECONDS", 0.0)
     loop = Loop(recorded='{"research/sums": 2}', until=is_carried_out)
     assert loop.records == [{"research/sums": 3}, NONE]
 

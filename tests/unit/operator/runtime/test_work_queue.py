@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import work_queue
-from rljob_operator.runtime.fair_order import FairOrder, Priority
-from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.runtime.work_queue import FairOrder, Priority, WorkQueue
 
 A, B, C = ("research", "a"), ("research", "b"), ("other", "c")
 PENDING, RUNNING = Priority.PENDING, Priority.RUNNING

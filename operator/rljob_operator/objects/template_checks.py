@@ -1,4 +1,4 @@
-"""Kubernetes quantities, and the resources that a container requests."""
+"""Errors in a manifest that cannot be turned into pods: checks of types and quantities in templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,32 @@ from fractions import Fraction
 from typing import Any
 
 from rljob_api.quantity import quantity_value, shown
-from rljob_operator.objects.invalid_template import InvalidTemplate, expect_object
+
+
+class InvalidTemplate(ValueError):
+    """The message names the field, the error and the fix."""
+
+
+def expect_object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidTemplate(f"{path}: expected an object, found {kind_of(value)}")
+    return value
+
+
+def expect_list(value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidTemplate(f"{path}: expected a list, found {kind_of(value)}")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, as messages name it."""
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else "a value"
+
+
+# --- Quantities ---
 
 
 def quantity_text(value: Fraction) -> str:

@@ -1,33 +1,58 @@
-"""A live attempt: its pods are created, watched while they start, judged when one ends, and stopped."""
+"""An attempt: its pods are created, watched, judged when one ends, and stopped; then the next attempt begins."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_operator.reconcile.creation import build, create_missing, harmless_foreign_pods, set_invalid_spec
-from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.ending import conclude
-from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
-from rljob_operator.reconcile.gang import half_placed_seconds_left, half_placed_too_long
-from rljob_operator.reconcile.memory_status import set_memory_pressure_condition, set_recovering_condition
-from rljob_operator.reconcile.next_attempt import next_attempt
-from rljob_operator.reconcile.placement import refusal
-from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
-from rljob_operator.reconcile.pod_replacement import delete_lost, lost_pods, record_replacements, without
-from rljob_operator.reconcile.progress import set_degraded_condition
-from rljob_operator.reconcile.restart_in_place import begin_in_place, restart_seconds_left
-from rljob_operator.reconcile.start_conditions import (
-    overdue_seconds_left,
+from rljob_api.status import AttemptStatus
+from rljob_memory.next_plan import plan_of_next_attempt
+from rljob_operator.events import EventReason
+from rljob_operator.objects.gang_scheduling import queue_of
+from rljob_operator.reconcile.attempt_result import (
+    AttemptResult,
+    Complete,
+    NotCounted,
+    counted_attempts,
+    restart_delay_seconds,
+)
+from rljob_operator.reconcile.conditions import (
+    set_degraded_condition,
+    set_memory_pressure_condition,
+    set_recovering_condition,
     set_running_condition,
     set_scheduled_condition,
     settling_seconds_left,
 )
-from rljob_operator.reconcile.status_draft import EventReason, StatusDraft
-from rljob_operator.reconcile.timeouts import cannot_start, deadline_exceeded, deadline_seconds_left, start_seconds_left
-from rljob_operator.reconcile.timing import elapsed_seconds, soonest
-from rljob_operator.reconcile.verdict import AttemptResult, Complete, NotCounted
-from rljob_operator.reconcile.view import JobView, condition_of
+from rljob_operator.reconcile.creation import (
+    begin_in_place,
+    build,
+    create_missing,
+    harmless_foreign_pods,
+    restart_seconds_left,
+    set_invalid_spec,
+)
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
+from rljob_operator.reconcile.finished import conclude, fail, resumption_message
+from rljob_operator.reconcile.placement import (
+    half_placed_seconds_left,
+    half_placed_too_long,
+    obstacle_to_pods,
+    placement_retry_seconds,
+    refusal,
+)
+from rljob_operator.reconcile.pod_deletion import delete_before_next_attempt
+from rljob_operator.reconcile.pod_replacement import delete_lost, lost_pods, record_replacements, without
+from rljob_operator.reconcile.status import StatusDraft
+from rljob_operator.reconcile.timeouts import (
+    cannot_start,
+    deadline_exceeded,
+    deadline_seconds_left,
+    overdue_seconds_left,
+    start_seconds_left,
+)
+from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds, first_attempt_number, soonest
 
 _RETRY_REFUSED_SECONDS = 30.0
 _GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
@@ -87,8 +112,8 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     if isinstance(objects, str):
         return set_invalid_spec(objects, draft)
     if ignored := harmless_foreign_pods(view):
-        sentence = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
-        draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, sentence)
+        message = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
+        draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, message)
     desired = create_missing(objects, view)
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
@@ -155,3 +180,88 @@ def stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
             type_, False, ConditionReason.PODS_TERMINATED, f"the pods of attempt {view.attempt.number} are gone"
         )
     return next_attempt(view, draft)
+
+
+# --- Between attempts ---
+
+
+_OBSTACLE_RETRY_SECONDS = 60.0
+
+
+def next_attempt(view: JobView, draft: StatusDraft) -> Desired:
+    """Record the next attempt, or the reason for its delay. The reconcile that observes it creates the pods."""
+    if view.observed.pods:
+        return delete_before_next_attempt(view.observed.pods, view, draft)
+    if view.spec.suspend:
+        return _suspended(draft)
+    _resume(view, draft)
+    if end := deadline_exceeded(view):
+        return fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
+    if obstacle := obstacle_to_pods(view):
+        draft.condition(ConditionType.SCHEDULED, False, *obstacle)
+        return Desired(requeue_after_seconds=soonest(_OBSTACLE_RETRY_SECONDS, deadline_seconds_left(view)))
+    if delay := _delay_seconds_left(view, draft):
+        return Desired(requeue_after_seconds=soonest(delay, deadline_seconds_left(view)))
+    _begin(view, draft)
+    return Desired()
+
+
+def _suspended(draft: StatusDraft) -> Desired:
+    if not draft.holds(ConditionType.SUSPENDED):
+        draft.event("Normal", EventReason.SUSPENDED, "the job is suspended until spec.suspend is false")
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.condition(type_, False, ConditionReason.SUSPEND_REQUESTED, "the job is suspended")
+    draft.condition(ConditionType.SUSPENDED, True, ConditionReason.SUSPEND_REQUESTED, "spec.suspend is true")
+    return Desired()
+
+
+def _resume(view: JobView, draft: StatusDraft) -> None:
+    if draft.holds(ConditionType.SUSPENDED):
+        draft.condition(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false again")
+        draft.event("Normal", EventReason.RESUMED, resumption_message(view, draft))
+
+
+def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
+    """Seconds until the next attempt may begin, counted from the end of the last one. 0: now."""
+    last = draft.attempt
+    if last is None or last.end_time is None:
+        return 0.0
+    if last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
+        first, retries = view.settings.placement_retry_seconds, last.placement_retries
+        delay = placement_retry_seconds(first, retries, view.observed.uid)
+        reason, why = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
+    else:
+        delay = restart_delay_seconds(counted_attempts(draft.status), view.settings.restart_delay_seconds)
+        reason, why = ConditionReason.WAITING_TO_RESTART, f"attempt {last.number} ended ({last.reason})"
+    left = max(0.0, delay - elapsed_seconds(last.end_time, view.now))
+    if left:
+        draft.condition(
+            ConditionType.SCHEDULED, False, reason, f"{why}; the pods are created again after {delay:.0f} s"
+        )
+    return left
+
+
+def _begin(view: JobView, draft: StatusDraft) -> None:
+    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_profile)
+    last = draft.attempt
+    retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
+    number = _next_number(view, draft)
+    if retried:  # it committed nothing: its record is replaced by the next one
+        draft.set(attempts=draft.status.attempts[:-1])
+    draft.begin_attempt(
+        AttemptStatus(
+            number=number,
+            plan_generation=plan.generation if plan else 1,
+            start_time=view.now,
+            from_step=(draft.status.step or 0) + 1,
+            placement_retries=last.placement_retries + 1 if last and retried else 0,
+        )
+    )
+    start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
+    draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
+    for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+        draft.reset(type_)
+
+
+def _next_number(view: JobView, draft: StatusDraft) -> int:
+    return first_attempt_number(view.observed) if draft.attempt is None else draft.attempt.number + 1

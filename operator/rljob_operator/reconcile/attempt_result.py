@@ -1,13 +1,59 @@
-"""The delay between two attempts."""
+"""Result of an attempt, its meaning for the job, and the delay before the next attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rljob_api.conditions import AttemptReason
 from rljob_api.status import AttemptStatus, RLJobStatus
-from rljob_operator.reconcile.timing import elapsed_seconds
+from rljob_api.step_report import Evidence
+from rljob_memory.recovery import GiveUpReason
+from rljob_operator.reconcile.observed import ObservedPod
+from rljob_operator.reconcile.view import elapsed_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every step is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotCounted:
+    """Another attempt follows. The job did not cause the end, so nothing is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed; the recovery engine decides what follows."""
+
+    final: GiveUpReason | None = None
+    """Reason why another attempt could not help; None if it could."""
+    evidence: Evidence | None = None
+    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    pod: ObservedPod | None = None
+    """The pod whose memory ran out."""
+    advice: str = ""
+    """Change of the manifest that helps if the memory plan is not changed."""
+
+
+Verdict = Complete | NotCounted | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """Reason why an attempt ends, and its meaning for the job."""
+
+    reason: AttemptReason
+    message: str
+    """Cause, and advice if there is any."""
+    verdict: Verdict
+    exit_code: int | None = None
+
+
+# --- The delay before the next attempt ---
+
 
 LONGEST_DELAY_SECONDS = 300.0
 

@@ -1,0 +1,343 @@
+"""Writes of the objects and pods of a job: applied, created once, verified, and never taken from another owner.
+
+Objects are written concurrently, and pods after all objects that they need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+
+from rljob_operator import labels
+from rljob_operator.apply.event_recorder import remembered
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceGone,
+    NotFound,
+    Unavailable,
+    WebhookFailed,
+)
+from rljob_operator.kube.lease import LeadershipLost
+from rljob_operator.kube.resources import CONFIG_MAPS, PODS, RLJOBS, SECRETS, Object, resource_of
+from rljob_operator.kube.watch import Key
+from rljob_operator.names import SHARED_ACCOUNT
+from rljob_operator.objects.attempt import Manifest, is_shared
+from rljob_operator.objects.supporting_objects import RequiredObject
+from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.observed import ObservedJob
+
+_log = structlog.get_logger(__name__)
+
+_JOBS_REMEMBERED = 1024
+
+
+@dataclass(slots=True)
+class _Made:
+    """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
+
+    uid: str
+    attempt: str | None
+    digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    uids: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class ObjectWriter:
+    """Writes the objects and pods of jobs. `saw` is called with each pod that a write returned."""
+
+    def __init__(self, client: ApiClient, saw: Callable[[Object], None]) -> None:
+        self._client = client
+        self._saw = saw
+        self._made: OrderedDict[Key, _Made] = OrderedDict()
+        self._shared: OrderedDict[str, _Made] = OrderedDict()
+        """Objects that all jobs of a namespace use, by namespace."""
+
+    def forget(self, job: Key) -> None:
+        """Drop the records of a job that is gone."""
+        self._made.pop(job, None)
+
+    async def verify(self, manifests: Sequence[Manifest]) -> None:
+        """Create those objects again that were deleted."""
+        await in_waves([partial(self._create_gone, them) for them in _in_turn(manifests)], LARGEST_WAVE)
+
+    async def make_objects_or_refusal(self, desired: Desired, job: ObservedJob) -> Exception | None:
+        """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
+        try:
+            await self._make_objects(desired, job)
+        except (Forbidden, Invalid, NotFound, WebhookFailed, MissingObject, ForeignObject, LeftBehind) as error:
+            known = (
+                job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
+            )
+            if not known or isinstance(error, NamespaceGone):
+                raise
+            return error
+        return None
+
+    async def _make_objects(self, desired: Desired, job: ObservedJob) -> None:
+        if not (desired.apply or desired.create):
+            return
+        made = self._made_for(job, desired)
+        for required in desired.require:
+            key = (CONFIG_MAPS.kind, required.name)
+            if key not in made.digests:
+                await self._require(required)
+                made.digests[key] = b""
+        pods = [manifest for manifest in desired.create if _is_pod(manifest)]
+        others = [manifest for manifest in desired.create if not _is_pod(manifest)]
+        applies = [partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(desired.apply)]
+        await in_waves(applies + [partial(self._create_once, manifest, job, made) for manifest in others], LARGEST_WAVE)
+        try:
+            await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
+        except Forbidden as error:
+            if f'serviceaccount "{SHARED_ACCOUNT}" not found' in error.message:
+                self._shared.pop(job.namespace, None)
+            raise
+
+    def _made_for(self, job: ObservedJob, desired: Desired) -> _Made:
+        """Records of the current attempt. A new attempt keeps the uids alone."""
+        key = (job.namespace, job.name)
+        known = self._made.get(key)
+        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
+        if known is None or known.uid != job.uid:
+            known = self._made[key] = _Made(job.uid, attempt)
+        elif attempt not in (None, known.attempt):
+            known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
+        self._made.move_to_end(key)
+        if len(self._made) > _JOBS_REMEMBERED:
+            self._made.popitem(last=False)
+        return known
+
+    async def _require(self, required: RequiredObject) -> None:
+        try:
+            await self._client.get_metadata(CONFIG_MAPS, required.name, required.namespace)
+        except NamespaceGone:
+            raise
+        except NotFound as error:
+            raise MissingObject(CONFIG_MAPS.kind, required) from error
+
+    async def _apply_in_turn(self, manifests: Sequence[Manifest], job: ObservedJob, made: _Made) -> None:
+        for manifest in manifests:
+            if is_shared(manifest):
+                made = remembered(self._shared, job.namespace, _Made(uid="", attempt=None), _JOBS_REMEMBERED)
+            key, digest = _key(manifest), _digest(manifest)
+            if made.digests.get(key) != digest:
+                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
+                made.digests[key] = digest
+
+    async def _create_or_apply(self, manifest: Manifest, job: ObservedJob, uid: str | None) -> str:
+        """Create the object, or apply the manifest to the one that the job has; returns its uid."""
+        if uid is not None:
+            with suppress(Conflict):  # it was deleted, or replaced
+                return _uid(await self._client.apply(manifest, uid))
+        resource, metadata = resource_of(manifest), manifest["metadata"]
+        try:
+            return _uid(await self._client.create(resource, manifest, metadata["namespace"]))
+        except AlreadyExists:
+            uid = await self._uid_if_owned(manifest, job)
+            return _uid(await self._client.apply(manifest, uid))
+
+    async def _create_once(self, manifest: Manifest, job: ObservedJob, made: _Made) -> None:
+        """Create the object if the job does not have it yet."""
+        if _key(manifest) in made.digests:
+            return
+        try:
+            await self._client.create(resource_of(manifest), manifest, manifest["metadata"]["namespace"])
+        except AlreadyExists:
+            if manifest["kind"] != SECRETS.kind:  # its name has the uid of the job
+                await self._uid_if_owned(manifest, job)
+        made.digests[_key(manifest)] = b""
+
+    async def _create_gone(self, manifests: Sequence[Manifest]) -> None:
+        for manifest in manifests:
+            await self._create_if_gone(manifest)
+
+    async def _create_if_gone(self, manifest: Manifest) -> None:
+        resource, (kind, name), namespace = resource_of(manifest), _key(manifest), manifest["metadata"]["namespace"]
+        if kind != SECRETS.kind:  # which the operator may not read
+            with suppress(NotFound):
+                await self._client.get_metadata(resource, name, namespace)
+                return
+        with suppress(AlreadyExists):
+            await self._client.create(resource, manifest, namespace)
+            _log.warning("created again, because it was deleted while the job runs", kind=kind, name=name)
+
+    async def _uid_if_owned(self, manifest: Manifest, job: ObservedJob) -> str:
+        kind, name = _key(manifest)
+        try:
+            metadata = await self._client.get_metadata(resource_of(manifest), name, manifest["metadata"]["namespace"])
+        except NotFound as error:
+            raise Conflict(f"{kind} {name} was deleted in the meantime") from error
+        return require_shared(metadata, kind) if is_shared(manifest) else require_owned(metadata, kind, job)
+
+    async def _create_pod(self, manifest: Manifest, job: ObservedJob) -> None:
+        self._saw(await self._created_pod(manifest, job))
+
+    async def _created_pod(self, manifest: Manifest, job: ObservedJob) -> Object:
+        """The pod of this name, created or found. Raises NameTaken if it is not the job's."""
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        try:
+            return await self._client.create(PODS, manifest, namespace)
+        except AlreadyExists:
+            pass
+        try:
+            pod = await self._client.get(PODS, name, namespace)
+        except NotFound as error:
+            raise Conflict(f"pod {name} was deleted in the meantime") from error
+        owners = pod["metadata"].get("ownerReferences") or ()
+        if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
+            return pod
+        if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
+            raise LeftBehind(PODS.kind, name)
+        raise NameTaken(name)
+
+
+class NameTaken(Exception):
+    """A foreign pod has a name that the job needs."""
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(f"pod {pod} exists and does not belong to the job")
+        self.pod = pod
+
+
+class MissingObject(Exception):
+    """An object that the job names does not exist."""
+
+    def __init__(self, kind: str, required: RequiredObject) -> None:
+        super().__init__(
+            f"expected {kind} {required.name} ({required.field}) in namespace {required.namespace}, found none: "
+            "create it"
+        )
+
+
+def _is_pod(manifest: Manifest) -> bool:
+    return bool(manifest["kind"] == PODS.kind)
+
+
+def _in_turn(manifests: Sequence[Manifest]) -> list[list[Manifest]]:
+    """Objects that can be written at the same time. The API server refuses a RoleBinding without its Role."""
+    bindings = [manifest for manifest in manifests if manifest["kind"] == "RoleBinding"]
+    return [
+        [manifest, *bindings] if manifest["kind"] == "Role" else [manifest]
+        for manifest in manifests
+        if manifest not in bindings
+    ]
+
+
+def _attempt(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"][labels.ATTEMPT])
+
+
+def _key(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _digest(manifest: Manifest) -> bytes:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).digest()
+
+
+def _uid(obj: Object) -> str:
+    return str(obj["metadata"].get("uid", ""))
+
+
+# --- Ownership ---
+
+
+class ForeignObject(Exception):
+    """An object that does not belong to the job has a name that the job needs."""
+
+    def __init__(self, kind: str, name: str, advice: str | None = None) -> None:
+        super().__init__(f"{kind} {name} exists and does not belong to this job: {advice or _advice(kind)}")
+
+
+class LeftBehind(Unavailable):
+    """The object belongs to a deleted job of the same name, until garbage collection removes it."""
+
+    def __init__(self, kind: str, name: str, finalizers: Sequence[str] = ()) -> None:
+        kept = f", which its finalizers prevent: {', '.join(finalizers)}" if finalizers else ""
+        super().__init__(
+            f"{kind} {name} belongs to a deleted job of this name; waiting for its garbage collection{kept}"
+        )
+
+
+def require_owned(metadata: Object, kind: str, job: ObservedJob) -> str:
+    """uid of the object, which belongs to the job. Raises ForeignObject and LeftBehind."""
+    owners = metadata.get("ownerReferences") or ()
+    marks = metadata.get("labels") or {}
+    is_retained = kind == "PersistentVolumeClaim" and not owners and labels.RETAINED in marks
+    if any(owner.get("uid") == job.uid for owner in owners) or (is_retained and marks.get(labels.JOB_UID) == job.uid):
+        return str(metadata["uid"])
+    if any(belonged_to(owner, job) for owner in owners):
+        raise LeftBehind(kind, metadata["name"], metadata.get("finalizers") or ())
+    if is_retained and marks.get(labels.JOB_NAME) == job.name:
+        raise ForeignObject(kind, metadata["name"], _resume_advice(metadata["name"]))
+    raise ForeignObject(kind, metadata["name"])
+
+
+def require_shared(metadata: Object, kind: str) -> str:
+    """uid of the object, which the operator has made for all jobs of its namespace. Raises ForeignObject."""
+    marks = metadata.get("labels") or {}
+    made_by_operator = marks.get(labels.MANAGED_BY) == labels.MANAGED_BY_OPERATOR and labels.SHARED in marks
+    if not made_by_operator or metadata.get("ownerReferences"):
+        advice = "every job of the namespace needs that name; delete or rename that object"
+        raise ForeignObject(kind, metadata["name"], advice)
+    return str(metadata["uid"])
+
+
+def belonged_to(owner: Object, job: ObservedJob) -> bool:
+    """The owner is a job of this name, which is not this one."""
+    return owner.get("kind") == RLJOBS.kind and owner.get("name") == job.name and owner.get("uid") != job.uid
+
+
+def _advice(kind: str) -> str:
+    if kind == "PersistentVolumeClaim":
+        return (
+            "to use it, delete the job and create it again with checkpoint.volume.persistentVolumeClaim.claimName; "
+            "otherwise rename the job"
+        )
+    return "rename the job, or delete that object"
+
+
+def _resume_advice(claim: str) -> str:
+    """Advice about a claim that an earlier job of the same name has left, as it was asked to."""
+    return (
+        "it has the checkpoints of an earlier job of this name; to resume from them, create the job with checkpoint: "
+        f"{{volume: {{persistentVolumeClaim: {{claimName: {claim}}}}}}}; otherwise delete the claim, or rename the job"
+    )
+
+
+# --- Waves ---
+
+
+FIRST_WAVE = 4
+LARGEST_WAVE = 16
+"""A job of a thousand pods must not keep the requests of all other jobs waiting."""
+
+Write = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def in_waves(writes: Sequence[Write], first: int = FIRST_WAVE) -> None:
+    """Run `writes`: `first` at once, then waves of twice the size, at most LARGEST_WAVE.
+
+    A failure ends the waves, so that a refusal by a quota costs few requests. The other writes of its wave are
+    finished. Raises the error of the first write that failed, in the order of `writes`, or LeadershipLost.
+    """
+    begin, size = 0, min(first, LARGEST_WAVE)
+    while begin < len(writes):
+        wave = writes[begin : begin + size]
+        done = await asyncio.gather(*(write() for write in wave), return_exceptions=True)
+        errors = [result for result in done if result is not None]
+        if errors:
+            raise next((error for error in errors if isinstance(error, LeadershipLost)), errors[0])
+        begin, size = begin + len(wave), min(2 * size, LARGEST_WAVE)
