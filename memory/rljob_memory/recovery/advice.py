@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
+from rljob_memory.recovery.families.policy_gpu_memory import OPTIMIZER_OFFLOAD
 
 _MOMENTS, _ADAPTERS = "policy.optimizer.moments: bfloat16", "policy.lora"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rljob_api.plan_change import PlanChange, Role
 from rljob_api.step_report import RankMemory
 from rljob_memory.recovery.families import FAMILIES
-from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
-from rljob_memory.recovery.families.policy_offload import POLICY_OFFLOAD
-from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
+from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY, SHARED_MEMORY
+from rljob_memory.recovery.families.policy_gpu_memory import POLICY_OFFLOAD
 
 _MORE_ROOM = frozenset(family.name for family in (HOST_MEMORY, CONTROLLER_HOST_MEMORY, SHARED_MEMORY))
 _OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy") - {POLICY_OFFLOAD.name}

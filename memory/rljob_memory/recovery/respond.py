@@ -25,8 +25,7 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.advice import own_advice, smaller_job_advice
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, FailureReport
-from rljob_memory.recovery.families.engine_processes import FRESH_ENGINES
-from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
+from rljob_memory.recovery.families.processes_and_gpus import FRESH_ENGINES, POLICY_GPUS
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
 from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.state import RecoveryState, counts

@@ -1,19 +1,23 @@
-"""All families of remedies."""
+"""All families of remedies, by the resource that they free."""
 
-from rljob_memory.recovery.families.activation_checkpointing import ACTIVATION_CHECKPOINTING
-from rljob_memory.recovery.families.allocator import EMPTY_CACHE, EXPANDABLE_SEGMENTS
-from rljob_memory.recovery.families.detached_metrics import DETACH_METRICS
-from rljob_memory.recovery.families.engine_processes import FRESH_ENGINES
-from rljob_memory.recovery.families.foreign_processes import EXCLUDED_NODES, FRESH_PROCESSES
-from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
-from rljob_memory.recovery.families.kv_cache import KV_CACHE
-from rljob_memory.recovery.families.micro_batch import LOGPROB_CHUNK, MICRO_BATCH
-from rljob_memory.recovery.families.optimizer_offload import OPTIMIZER_OFFLOAD
-from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
-from rljob_memory.recovery.families.policy_offload import POLICY_OFFLOAD
-from rljob_memory.recovery.families.rollout_sleep import ROLLOUT_SLEEP
-from rljob_memory.recovery.families.shared_memory import SHARED_MEMORY
-from rljob_memory.recovery.families.weight_sync import SYNC_BUCKET, WEIGHT_EXPORT
+from rljob_memory.recovery.families.engine_gpu_memory import KV_CACHE, ROLLOUT_SLEEP, SYNC_BUCKET, WEIGHT_EXPORT
+from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY, SHARED_MEMORY
+from rljob_memory.recovery.families.policy_gpu_memory import (
+    ACTIVATION_CHECKPOINTING,
+    DETACH_METRICS,
+    EMPTY_CACHE,
+    EXPANDABLE_SEGMENTS,
+    LOGPROB_CHUNK,
+    MICRO_BATCH,
+    OPTIMIZER_OFFLOAD,
+    POLICY_OFFLOAD,
+)
+from rljob_memory.recovery.families.processes_and_gpus import (
+    EXCLUDED_NODES,
+    FRESH_ENGINES,
+    FRESH_PROCESSES,
+    POLICY_GPUS,
+)
 from rljob_memory.recovery.family import Family
 
 FAMILIES: tuple[Family, ...] = (

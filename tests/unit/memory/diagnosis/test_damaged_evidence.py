@@ -25,7 +25,7 @@ from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.sizes import MIB
-from rljob_testing.oom_snapshots import oom_snapshot
+from rljob_testing.memory_plans import oom_snapshot
 from tests.unit.memory.diagnosis.recorded import SURE, diagnoses_of, evidence_of, public_failures, recorded_texts
 
 TEXTS = {path: path.read_bytes() for path in recorded_texts()}

@@ -18,7 +18,7 @@ from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
 from rljob_memory.evidence.log_lines import marked_time, time_mark
 from rljob_memory.sizes import GIB, MIB
-from rljob_testing.oom_snapshots import BEGUN, oom_snapshot
+from rljob_testing.memory_plans import BEGUN, oom_snapshot
 from tests.unit.memory.diagnosis.recorded import torch_message
 
 
