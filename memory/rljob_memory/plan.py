@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.estimate import (
     OPTIMIZER_STEP_BYTES,
     POLICY_BESIDE_TORCH_BYTES,

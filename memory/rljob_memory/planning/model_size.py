@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from rljob_api.job import RLJobSpec
-from rljob_api.random_model import RandomModel
+from rljob_api.model import RandomModel
 from rljob_memory.workload import ModelShape
 
 _SIZE = re.compile(r"(?:^|[-_/. ])(\d{1,4}(?:\.\d{1,3})?)([BbMm])(?=$|[-_/.:@ ])")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from rljob_api.memory_plan import MemorySettings
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_memory.recovery.growth import PolicyGrowth

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.recovery.plan_text import name_of, text_of
 
 _PINNING_FIELDS = {field.alias: name for name, field in MemorySettings.model_fields.items()}

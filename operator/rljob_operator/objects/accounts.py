@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_api.names import GROUP
+from rljob_api.metadata import GROUP
 from rljob_operator import names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.metadata import Manifest, object_metadata, shared_metadata

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_operator.objects.pod_layout import PodLayout

@@ -12,8 +12,8 @@ from typing import Any
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import shown
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names

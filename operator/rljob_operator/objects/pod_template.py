@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import shown
+from rljob_api.roles import PodTemplate
 from rljob_operator import labels
 from rljob_operator.objects.container_resources import limits_and_requests
 from rljob_operator.objects.invalid_template import InvalidTemplate

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rljob_api.attempt_settings import AttemptSettings
-from rljob_api.names import API_VERSION, checkpoint_claim_name
+from rljob_api.metadata import API_VERSION, checkpoint_claim_name
 from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes
@@ -187,8 +187,8 @@ _INDENTED_BYTES = 8 << 10
 
 
 def manifest_text(attempt: JobAttempt) -> str:
-    """The job as `rljob_api.manifest.load_manifest` reads it, without status. JSON, which is YAML as well: all strings
-    are quoted, so none can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
+    """The job as `load_manifest` reads it, without status. JSON, which is YAML as well: all strings are quoted, so none
+    can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
     job = attempt.job
     manifest = {
         "apiVersion": job.api_version,

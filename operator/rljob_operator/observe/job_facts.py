@@ -9,13 +9,12 @@ from typing import Any
 
 import pydantic
 
-from rljob_api.all_errors import all_errors
 from rljob_api.job import RLJob
-from rljob_api.manifest import dotted
+from rljob_api.manifest.load import dotted
+from rljob_api.manifest.problems import ProblemText, all_errors
+from rljob_api.manifest.yaml_document import Document
 from rljob_api.metadata import Metadata
-from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
-from rljob_api.yaml_document import Document
 from rljob_operator import labels
 from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object

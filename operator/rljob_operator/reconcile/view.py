@@ -7,8 +7,7 @@ from datetime import datetime
 from enum import Enum, auto
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_api.grown_job import grown_spec
-from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus, Role
 from rljob_api.step_report import PendingExit, StepReportStatus

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
-from rljob_api.names import GROUP
+from rljob_api.metadata import GROUP
 from rljob_operator.kube.api_server_ports import api_server_ports
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection, connect

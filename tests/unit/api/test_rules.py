@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.all_errors import all_errors
 from rljob_api.custom_resource import rljob_definition
 from rljob_api.job import RLJob
-from rljob_api.manifest import dotted
-from rljob_api.structural_schema import structural_schema
+from rljob_api.manifest.load import dotted
+from rljob_api.manifest.problems import all_errors
+from rljob_api.schemas import structural_schema
 from tests.unit.api.api_server import broken_rules, holds, parts, with_defaults
 
 SCHEMA = structural_schema(RLJob)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemorySettings
 from rljob_api.topology import Topology
 from rljob_memory.estimate import (
     POLICY_BESIDE_TORCH_BYTES,

@@ -16,11 +16,10 @@ from typing import Any
 
 import structlog
 
+from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
-from rljob_api.grown_job import grown_job
-from rljob_api.job import RLJob
+from rljob_api.job import RLJob, grown_job
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import storable
 from rljob_client.errors import OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message, is_disk_full, write_atomically
 from rljob_client.run_directory.ledger import Ledger

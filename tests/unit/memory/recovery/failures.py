@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, get_args
 
 from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory

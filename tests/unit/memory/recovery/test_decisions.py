@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.job import grown_spec
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import Evidence, RankMemory

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.job import grown_spec
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyStatus
 from rljob_api.policy_growth import larger_policies
 from rljob_api.topology import worker_pods
