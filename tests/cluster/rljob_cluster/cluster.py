@@ -15,17 +15,13 @@ from urllib.request import urlopen
 
 from rljob_cluster import cgroups, cluster_programs, machine, node_config
 from rljob_cluster.api_client import ApiClient, admin_client
-from rljob_cluster.binaries import MODULES
-from rljob_cluster.build import build
+from rljob_cluster.binaries import MODULES, build
 from rljob_cluster.cluster_programs import DNS_HEALTH_PORT, PROXY_HEALTH_PORT
-from rljob_cluster.commands import run
+from rljob_cluster.commands import ClusterError, Progress, run
 from rljob_cluster.control_plane_programs import write_credentials
-from rljob_cluster.errors import ClusterError
 from rljob_cluster.images import load_archive, write_pause_archive
 from rljob_cluster.layout import CONTROL_PLANE_ADDRESS, NODES, ClusterLayout, Node
-from rljob_cluster.node_status import GPU_RESOURCE, reports_ready
-from rljob_cluster.progress import Progress
-from rljob_cluster.requirements import require_packages, require_root
+from rljob_cluster.status import GPU_RESOURCE, reports_ready
 
 MANIFESTS = Path(__file__).parent / "manifests"
 START_SECONDS = 240.0
@@ -187,3 +183,42 @@ def held(lock: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+# Requirements of a cluster on the machine, other than Python and Go.
+
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+CNI_PLUGINS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+PROGRAMS = {
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "mount": "mount",
+    "runc": "runc",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
+
+
+def require_root(what: str) -> None:
+    """Raises ClusterError if this process does not run as root."""
+    if os.geteuid() != 0:
+        raise ClusterError(
+            f"{what} needs root; this process has user id {os.geteuid()}. Run it with sudo. "
+            "`build` and `control-plane` work without."
+        )
+
+
+def require_packages() -> None:
+    """Raises ClusterError with the command that installs missing packages."""
+    if missing := missing_packages():
+        raise ClusterError(
+            f"this machine lacks {', '.join(missing)}. On Debian and Ubuntu: apt-get install {' '.join(missing)}"
+        )
+
+
+def missing_packages() -> list[str]:
+    """Debian packages whose programs are missing."""
+    missing = {package for program, package in PROGRAMS.items() if not shutil.which(program, path=SEARCH_PATH)}
+    if not any((folder / "ptp").exists() for folder in CNI_PLUGINS):
+        missing.add("containernetworking-plugins")
+    return sorted(missing)

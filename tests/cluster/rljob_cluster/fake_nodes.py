@@ -8,13 +8,11 @@ from typing import Any
 
 import yaml
 
-from rljob_cluster.binaries import KWOK, SOURCES
-from rljob_cluster.build import build
-from rljob_cluster.commands import run
+from rljob_cluster.binaries import KWOK, SOURCES, build
+from rljob_cluster.commands import Progress, run
 from rljob_cluster.layout import ClusterLayout
 from rljob_cluster.node_config import GPU_LABELS
-from rljob_cluster.node_status import GPU_RESOURCE
-from rljob_cluster.progress import Progress
+from rljob_cluster.status import GPU_RESOURCE
 
 TAINT = "kwok.x-k8s.io/node"
 # A node becomes and stays Ready; a pod becomes ready, completes and is deleted.
