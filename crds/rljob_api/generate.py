@@ -28,7 +28,7 @@ def generated_files() -> dict[str, str]:
     return {
         **{f"crds/manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
         "crds/schema/rljob.schema.json": _editor_schema(),
-        "docs/manifest.md": reference_page(),
+        "docs/manifest.md": _reference_page(),
     }
 
 
@@ -73,7 +73,7 @@ Only `model`, `task` and `algorithm.steps` are required. All other fields have d
 """
 
 
-def reference_page() -> str:
+def _reference_page() -> str:
     """Markdown page with a table for `spec` and one for each object in it."""
     return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec))])
 

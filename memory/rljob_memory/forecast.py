@@ -35,7 +35,7 @@ class Forecast:
         """`steps`: of the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
         self._step, self._engines_sleep = 0, False
-        self._history = StepHistory()
+        self._history = _StepHistory()
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
         """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: beside the
@@ -50,7 +50,7 @@ class Forecast:
     def pressure(self) -> MemoryPressure | None:
         """The memory that is projected to run out first; None if none will before the job is done."""
         series = list(self._history.series())
-        signals = growth_signals(series, engines_sleep=self._engines_sleep)
+        signals = _growth_signals(series, engines_sleep=self._engines_sleep)
         seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
@@ -67,7 +67,7 @@ class Forecast:
             steps_left=first.steps_left,
         )
 
-    def _horizon(self, signal: GrowthSignal) -> int:
+    def _horizon(self, signal: _GrowthSignal) -> int:
         farthest = _FARTHEST * signal.trend.values
         return farthest if self._steps is None else min(farthest, self._steps - self._step)
 
@@ -80,7 +80,7 @@ def worth_preventing(pressure: MemoryPressure) -> bool:
     return can_help and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
 
 
-def _confidence(signal: GrowthSignal) -> float:
+def _confidence(signal: _GrowthSignal) -> float:
     """Higher if the trend is firm and long, and if the allocator already had to give its cache back."""
     trend, series = signal.trend, signal.series
     has_retried = series.last.alloc_retries > series.samples[0].alloc_retries
@@ -92,6 +92,8 @@ def _steps(count: int) -> str:
     return "1 more step" if count == 1 else f"{count} more steps"
 
 
+# Signals that memory will run out, one function per kind of memory: its growth, and the room that is left for it.
+
 _LEAST_GROWTH_BYTES = 64 * MIB
 _LEAST_GROWTH_SHARE = 0.005
 """Of the whole memory. Smaller growth would take hundreds of steps, and host memory varies by as much."""
@@ -100,11 +102,11 @@ _FALLING_TAU = -0.6
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthSignal:
+class _GrowthSignal:
     """Memory that grows step by step, and the class of the failure it leads to."""
 
     failure_class: FailureClass
-    series: PhaseSeries
+    series: _PhaseSeries
 
     subject: str
     """The memory that grows, as the beginning of a sentence."""
@@ -149,7 +151,7 @@ class GrowthSignal:
         }
 
 
-def growth_signals(every: Sequence[PhaseSeries], *, engines_sleep: bool = False) -> Iterator[GrowthSignal]:
+def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = False) -> Iterator[_GrowthSignal]:
     """Every signal in the series, in no order. `engines_sleep`: beside the policy, during its update."""
     for series in every:
         if series.last.device_total_bytes:
@@ -162,28 +164,28 @@ def growth_signals(every: Sequence[PhaseSeries], *, engines_sleep: bool = False)
             yield shared
 
 
-def _device_signals(series: PhaseSeries, every: Sequence[PhaseSeries]) -> Iterator[GrowthSignal]:
+def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iterator[_GrowthSignal]:
     """Tensors that stay, or else a cache that stays, or else a cache that is returned but grows at its peak."""
     last, total = series.last, series.last.device_total_bytes
     in_phase = f"{series.actor} at the end of {series.phase}"
     if trend := _growth(series, attrgetter("allocated_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_allocated_bytes")), _room_of_neighbors(series, every))
         subject = f"Memory in tensors of {in_phase}"
-        yield GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role)
+        yield _GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role)
     elif trend := _growth(series, attrgetter("held_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_reserved_bytes")), _room_of_neighbors(series, every))
         is_stuck = last.inactive_split_bytes >= _MOSTLY * (last.reserved_bytes - last.allocated_bytes)
         cause = FailureClass.FRAGMENTATION if is_stuck else FailureClass.ALLOCATOR_CACHE
-        yield GrowthSignal(cause, series, f"Memory that torch holds for {in_phase}", trend, room, 0.7, series.role)
+        yield _GrowthSignal(cause, series, f"Memory that torch holds for {in_phase}", trend, room, 0.7, series.role)
     elif (trend := _growth(series, attrgetter("peak_reserved_bytes"), total)) and not _growth(
         series, attrgetter("peak_allocated_bytes"), total
     ):
         room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
         subject = f"Peak memory that torch holds for {series.actor} in {series.phase}, unlike its tensors,"
-        yield GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65, series.role)
+        yield _GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65, series.role)
 
 
-def _sleeping_engine_signal(series: PhaseSeries, every: Sequence[PhaseSeries]) -> GrowthSignal | None:
+def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
     """Memory that stays on a policy's GPU beside the policy at the end of its update: a sleeping engine keeps it."""
     if series.role != "policy" or series.phase != "update":
         return None
@@ -193,10 +195,10 @@ def _sleeping_engine_signal(series: PhaseSeries, every: Sequence[PhaseSeries]) -
     room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
     subject = f"GPU memory that rollout-{series.rank} keeps while it sleeps"
     cause = FailureClass.ENGINE_NOT_ASLEEP
-    return GrowthSignal(cause, series, subject, trend, room, 0.75, "rollout", trend.growth_bytes)
+    return _GrowthSignal(cause, series, subject, trend, room, 0.75, "rollout", trend.growth_bytes)
 
 
-def _host_signal(series: PhaseSeries) -> GrowthSignal | None:
+def _host_signal(series: _PhaseSeries) -> _GrowthSignal | None:
     limit = series.last.host_limit_bytes
     trend = _growth(series, attrgetter("host_used_bytes"), limit)
     if trend is None:
@@ -206,32 +208,32 @@ def _host_signal(series: PhaseSeries) -> GrowthSignal | None:
     subject = f"Host memory in use beside {series.actor}"
     room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
     growth = 0 if own is None else own.growth_bytes
-    return GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)
+    return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)
 
 
-def _shared_memory_signal(series: PhaseSeries) -> GrowthSignal | None:
+def _shared_memory_signal(series: _PhaseSeries) -> _GrowthSignal | None:
     size = series.last.shared_memory_bytes
     trend = _growth(series, attrgetter("shared_memory_used_bytes"), size)
     if trend is None:
         return None
     subject = f"Memory in use in /dev/shm of {series.actor}"
     room = size - trend.last_bytes
-    return GrowthSignal(FailureClass.SHARED_MEMORY, series, subject, trend, room, 0.75, series.role)
+    return _GrowthSignal(FailureClass.SHARED_MEMORY, series, subject, trend, room, 0.75, series.role)
 
 
-def _growth(series: PhaseSeries, of: Callable[[MemorySample], int], whole_bytes: int) -> Trend | None:
+def _growth(series: _PhaseSeries, of: Callable[[MemorySample], int], whole_bytes: int) -> Trend | None:
     if not whole_bytes:
         return None
     return ongoing_growth(series.values(of), max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH_SHARE * whole_bytes))
 
 
-def _own_room(series: PhaseSeries, every: Sequence[PhaseSeries], peak: Callable[[MemorySample], int]) -> int:
+def _own_room(series: _PhaseSeries, every: Sequence[_PhaseSeries], peak: Callable[[MemorySample], int]) -> int:
     """Bytes by which `peak` could have been higher in the tightest phase of this process, all others unchanged."""
     mine = [other.last for other in every if other.actor == series.actor and other.last.device_total_bytes]
     return min(sample.device_free_bytes + sample.held_bytes - peak(sample) for sample in mine)
 
 
-def _room_of_neighbors(series: PhaseSeries, every: Sequence[PhaseSeries]) -> int:
+def _room_of_neighbors(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> int:
     """The least free memory of the other role of the same rank, on the same GPU, if its room shrinks."""
     others = [
         other
@@ -246,6 +248,8 @@ def _is_falling(values: Sequence[int]) -> bool:
     return len(values) > 1 and kendall_tau(values) <= _FALLING_TAU
 
 
+# Memory of each process at the end of each phase, over the latest steps.
+
 _WARM_UP_STEPS = 2
 """The optimizer's state, the first compilation, the largest cache of a kernel: made once, in the first steps."""
 _MOST_STEPS = 32
@@ -255,7 +259,7 @@ StepSamples = Mapping[str, Mapping[str, MemorySample]]
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseSeries:
+class _PhaseSeries:
     """Samples of one process at the end of one phase."""
 
     actor: str
@@ -285,7 +289,7 @@ class PhaseSeries:
 
 
 @dataclass(slots=True)
-class StepHistory:
+class _StepHistory:
     """The latest steps of every process and phase, without the steps of its warm-up."""
 
     _seen: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -303,6 +307,6 @@ class StepHistory:
         self._seen.clear()
         self._samples.clear()
 
-    def series(self) -> Iterator[PhaseSeries]:
+    def series(self) -> Iterator[_PhaseSeries]:
         for (actor, phase), samples in self._samples.items():
-            yield PhaseSeries(actor, phase, tuple(samples))
+            yield _PhaseSeries(actor, phase, tuple(samples))

@@ -33,7 +33,7 @@ from rljob_memory.estimate import (
     trained_weight_bytes,
     weight_sync_bytes,
 )
-from rljob_memory.recovery.pins import pinned_values
+from rljob_memory.plan_settings import pinned_values
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 

@@ -59,7 +59,7 @@ def account(places: Iterable[Place], torch: Any = None, device: int = 0) -> str:
     parts: list[Callable[[], str]] = [lambda: _stack(places)]
     if torch is not None:
         parts += [lambda: _largest_free_block(torch, device), _engine, _other_processes]
-    parts.append(step_samples)
+    parts.append(_step_samples)
     return "\n".join(text for text in map(_attempted, parts) if text)
 
 
@@ -184,7 +184,7 @@ def watch_steps(torch: ModuleType) -> None:
     register_after(after)
 
 
-def step_samples() -> str:
+def _step_samples() -> str:
     """The samples as a line that `rljob diagnose` reads; empty if there is none. Long series are thinned out."""
     if not _samples:
         return ""

@@ -55,7 +55,7 @@ def explain(evidence: CollectedEvidence) -> Explanation | None:
         return None
     ledger = ledger_of(failure, evidence)
     fired = _fired(failure, evidence, ledger)
-    after = weighed([found for _, found in fired], failure, evidence, ledger)
+    after = _weighed([found for _, found in fired], failure, evidence, ledger)
     rules = (
         FiredRule(name, before.failure_class, before.confidence, found.confidence)
         for (name, before), found in zip(fired, after, strict=True)
@@ -75,7 +75,7 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
         return [replace(found_alone, is_of_rljob=evidence.is_of_rljob)] if found_alone else []
     ledger = ledger_of(failure, evidence)
     fired = [found for _, found in _fired(failure, evidence, ledger)]
-    weighted = weighed(fired, failure, evidence, ledger)
+    weighted = _weighed(fired, failure, evidence, ledger)
     fitting = sorted(
         (diagnosis for diagnosis in weighted if diagnosis.confidence >= _LEAST_CONFIDENCE),
         key=lambda diagnosis: -diagnosis.confidence,
@@ -164,7 +164,7 @@ _BESIDE_LARGER_OTHERS = 0.4
 beside other processes, and beside others that hold more than the failing process's tensors."""
 
 
-def weighed(
+def _weighed(
     found: Sequence[Diagnosis], failure: Failure, evidence: CollectedEvidence, ledger: Ledger
 ) -> list[Diagnosis]:
     """The diagnoses, with less confidence in a last straw if something else took the memory."""

@@ -66,7 +66,7 @@ def note(builder: EvidenceBuilder, line: LogLine) -> bool:
     text = line.text
     builder.model = noted(builder.model, text)
     return (
-        note_probe_line(builder, text)
+        _note_probe_line(builder, text)
         or _note_engine(builder, text)
         or _note_memory(builder, line)
         or _note_process(builder, line)
@@ -187,7 +187,7 @@ def _note_version(builder: EvidenceBuilder, text: str) -> bool:
 
 # Reads the account that the probe adds to a termination message: `rljob_probe.account` writes these lines.
 
-MARK = "rljob-probe: "
+_MARK = "rljob-probe: "
 _LARGEST_BLOCK = re.compile(r"largest free block (\d{1,15}) bytes")
 _ENGINE_OF_PROBE = re.compile(r"engine in this process: KV cache (\d{1,15}) bytes, (awake|asleep)")
 _OTHERS = re.compile(r"other processes with a GPU in this container: (.{1,500})")
@@ -196,9 +196,9 @@ _PAIR = re.compile(r"(\d{1,6}\.\d\d)/(\d{1,6}\.\d\d)")
 _MOST_SIBLINGS = 16
 
 
-def note_probe_line(builder: EvidenceBuilder, text: str) -> bool:
+def _note_probe_line(builder: EvidenceBuilder, text: str) -> bool:
     """Add the facts of a line of the probe to `builder`; False if it is not one."""
-    if MARK not in text:
+    if _MARK not in text:
         return False
     if match := _LARGEST_BLOCK.search(text):
         builder.largest_free_block_bytes = int(match[1])

@@ -33,7 +33,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedFigure:
+class _NamedFigure:
     """A number of a line, and what it is."""
 
     start: int
@@ -91,7 +91,7 @@ _LEAST_BYTES = 1 << 27
 _NAMED_FACTORS = {"k": KIB, "m": MIB, "g": GIB, "t": GIB * KIB}
 
 
-def named_figure(text: str) -> NamedFigure | None:
+def named_figure(text: str) -> _NamedFigure | None:
     """The first figure of GPU memory in the line, tensors before others; else the first one of host memory."""
     names = islice(_MEMORY.finditer(text), _MOST_NAMES)
     found = [figure for match in names if (figure := _figure(text, match))]
@@ -100,13 +100,13 @@ def named_figure(text: str) -> NamedFigure | None:
         if of_it:
             return next((figure for figure in of_it if not figure.is_peak), of_it[0])
     if device := _DEVICE_FIRST.search(text) or _USED_OF.search(text):
-        return NamedFigure(
+        return _NamedFigure(
             device.start(), _named_size(device["number"], device["unit"], "") or 0, Measure.GPU, is_peak=False
         )
     return None
 
 
-def _figure(text: str, name: re.Match[str]) -> NamedFigure | None:
+def _figure(text: str, name: re.Match[str]) -> _NamedFigure | None:
     before = _BEFORE.search(text, max(name.start() - 90, 0), name.start())
     start = before.start() if before else name.start()
     value = _VALUE.match(text, name.end())
@@ -141,7 +141,7 @@ def _has(words: frozenset[str], any_of: re.Pattern[str]) -> bool:
     return any(any_of.fullmatch(word) for word in words)
 
 
-def _checked(words: frozenset[str], start: int, size: int | None) -> NamedFigure | None:
+def _checked(words: frozenset[str], start: int, size: int | None) -> _NamedFigure | None:
     if size is None or _has(words, _LEFT_OUT):
         return None
     if _has(words, _HOST) and not _has(words, _GPU):
@@ -150,7 +150,7 @@ def _checked(words: frozenset[str], start: int, size: int | None) -> NamedFigure
         measure = Measure.TENSORS
     else:
         measure = Measure.RESERVED if _has(words, _RESERVED) else Measure.GPU
-    return NamedFigure(start, size, measure, _has(words, _NAMED_PEAK))
+    return _NamedFigure(start, size, measure, _has(words, _NAMED_PEAK))
 
 
 def _named_size(number: str, unit: str | None, name: str) -> int | None:

@@ -136,8 +136,8 @@ def is_unfamiliar_failure(text: str, across: int | None = None) -> bool:
 
     Advice ("to avoid out-of-memory errors, …") and shortages that the program handled ("retrying") do not count.
     """
-    of_a_device = shortage_of_a_device(text)
-    ran_out = of_a_device or _RAN_OUT.search(text) or shortage(text)
+    of_a_device = _shortage_of_a_device(text)
+    ran_out = of_a_device or _RAN_OUT.search(text) or _shortage(text)
     if ran_out and across is not None and not ran_out.start() < across < ran_out.end():
         return False
     if ran_out is None or _MENTIONED.search(text):
@@ -198,13 +198,13 @@ _OTHER_MEMORY = _either(
 )
 
 
-def shortage_of_a_device(text: str) -> re.Match[str] | None:
+def _shortage_of_a_device(text: str) -> re.Match[str] | None:
     """The words that report that a device has no memory left, which are a report without any word of a failure."""
     found = _DEVICE_HAS_NONE_LEFT.search(text)
     return None if found is None or _OTHER_MEMORY.search(text) else found
 
 
-def shortage(text: str) -> re.Match[str] | None:
+def _shortage(text: str) -> re.Match[str] | None:
     """The words for a shortage of any memory; they report one only beside a word of a failure."""
     found = _OF_ANY.search(text) or _less_than_wanted(text)
     return None if found is None or _OTHER_MEMORY.search(text) else found

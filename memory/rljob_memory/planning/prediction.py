@@ -80,7 +80,7 @@ def predict(
         if apart
         else None,
         shared_memory_bytes=max(shared_memory_bytes(plan.sync_bucket_bytes, device, *pod) for pod in pods),
-        disk=predicted_disk(spec, model, workload, device),
+        disk=_predicted_disk(spec, model, workload, device),
     )
 
 
@@ -147,7 +147,7 @@ class Disk:
         return self.checkpoints * self.checkpoint_bytes + self.model_bytes + self.cache_bytes + self.compiled_bytes
 
 
-def predicted_disk(spec: RLJobSpec, model: ModelShape, workload: Workload, device: DeviceKind) -> Disk:
+def _predicted_disk(spec: RLJobSpec, model: ModelShape, workload: Workload, device: DeviceKind) -> Disk:
     """The journal is not counted: a few MB a step, deleted with the checkpoints that cover it."""
     lora = spec.policy.lora
     exported = model.weight_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyLevel
 from rljob_api.status import OutOfMemoryStatus
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
-from rljob_memory.recovery.growth import policy_growth
+from rljob_memory.recovery.constraints import policy_growth
 from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import can_avoid

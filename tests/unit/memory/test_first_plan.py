@@ -31,7 +31,7 @@ from rljob_memory.plan import (
     first_plan,
     keeps_snapshots,
 )
-from rljob_memory.recovery.plan_text import texts_of
+from rljob_memory.plan_settings import texts_of
 from rljob_memory.sizes import GIB, MIB
 
 LAPTOP = Hardware("cpu", 0, 8 * GIB, "2.13.0")

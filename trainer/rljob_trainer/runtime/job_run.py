@@ -25,7 +25,7 @@ from rljob_client.run_directory.durable_files import disk_full_message, is_disk_
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.summary import Summary, summarize
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
-from rljob_memory.recovery.growth import within_max_gpus
+from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary

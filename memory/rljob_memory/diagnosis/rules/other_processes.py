@@ -77,7 +77,7 @@ def _beside_its_own_context(evidence: CollectedEvidence) -> Diagnosis | None:
     """A list of processes in which one has much of a GPU, and another one no more than its context."""
     for gpu, processes in evidence.gpu_processes.items():
         sizes = sorted(process.used_bytes for process in processes)
-        if len(sizes) > 1 and sizes[-1] >= _LARGE_PROCESS_BYTES and sizes[0] <= LARGEST_CONTEXT_BYTES:
+        if len(sizes) > 1 and sizes[-1] >= _LARGE_PROCESS_BYTES and sizes[0] <= _LARGEST_CONTEXT_BYTES:
             return Diagnosis(
                 FailureClass.FOREIGN_PROCESS,
                 0.4,
@@ -100,7 +100,7 @@ def _beside_torch(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
     share = foreign / device.total_bytes
     confidence = 0.8 if share >= _MOST else 0.7 if share >= _MUCH else 0.5
     by_an_engine = not evidence.engines_apart and (evidence.engine.seen or failure.role is not None)
-    if started_together(device):
+    if _started_together(device):
         confidence = min(confidence, _OF_RANKS)
     if share < _MUCH and _has_a_cache_instead(device):
         confidence = min(confidence, _BESIDE_A_CACHE)
@@ -148,7 +148,7 @@ def _before_the_engine(failure: Failure, evidence: CollectedEvidence, ledger: Le
 # H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device.
 
 _SMALLEST_CONTEXT_BYTES = 200 * MIB
-LARGEST_CONTEXT_BYTES = 1280 * MIB
+_LARGEST_CONTEXT_BYTES = 1280 * MIB
 _SMALL_SHARE = 0.05
 """Share of the GPU below which contexts do not explain that a larger request than they are found no room."""
 _ONE_SHARE = 0.02
@@ -170,7 +170,7 @@ def context_sized(device: DeviceMemory) -> list[GpuProcess]:
     return [process for process in device.others if _is_context(process)]
 
 
-def started_together(device: DeviceMemory) -> bool:
+def _started_together(device: DeviceMemory) -> bool:
     """True if the process IDs of the others follow each other, as those of ranks that one launcher has started.
 
     One of them works on the GPU; the failing process and the rest are on it with little more than their contexts. One
@@ -178,7 +178,7 @@ def started_together(device: DeviceMemory) -> bool:
     """
     ids = sorted(process.pid for process in device.others)
     contexts = len(context_sized(device))
-    if contexts < _MANY or contexts != len(ids) - 1 or not 0 < (device.process_bytes or 0) <= LARGEST_CONTEXT_BYTES:
+    if contexts < _MANY or contexts != len(ids) - 1 or not 0 < (device.process_bytes or 0) <= _LARGEST_CONTEXT_BYTES:
         return False
     return ids[-1] - ids[0] <= len(ids)
 
@@ -220,7 +220,7 @@ def _of_message(ledger: Ledger, device: DeviceMemory) -> Diagnosis | None:
     if is_small and len(contexts) == 1 and ledger.share(held) < _ONE_SHARE:
         return None
     others = sum(process.used_bytes for process in device.others) - held
-    if started_together(device):
+    if _started_together(device):
         found = _diagnosis(_STARTED_TOGETHER, device.gpu or 0, len(contexts), held)
         ranks = "beside a rank that works on it: their process IDs follow each other, as those of one launcher do"
         return replace(found, message=f"{found.message}, {ranks}")
@@ -268,7 +268,7 @@ def _are_of_one_program(contexts: Sequence[GpuProcess]) -> bool:
 
 
 def _is_context(process: GpuProcess) -> bool:
-    return _SMALLEST_CONTEXT_BYTES <= process.used_bytes <= LARGEST_CONTEXT_BYTES
+    return _SMALLEST_CONTEXT_BYTES <= process.used_bytes <= _LARGEST_CONTEXT_BYTES
 
 
 # The process has a limit below the GPU's memory: a fraction set in torch, or a share of the GPU set from outside.

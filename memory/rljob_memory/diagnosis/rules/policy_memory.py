@@ -102,7 +102,7 @@ def optimizer_state(failure: Failure, evidence: CollectedEvidence, ledger: Ledge
         )
     if not is_after_the_first_step(failure, evidence, ledger):
         return _by_its_size(ledger)
-    state = new_state(failure, evidence)
+    state = _new_state(failure, evidence)
     allocated = device.allocated_bytes if device else None
     seen = (
         f"grew from {human_bytes(state[0])} to {human_bytes(state[1])} in the first step, which creates the "
@@ -137,12 +137,12 @@ def is_after_the_first_step(failure: Failure, evidence: CollectedEvidence, ledge
         return False
     if device.requested_bytes > _SMALL_REQUEST * device.total_bytes or ledger.engine_kv_cache_bytes:
         return False
-    if new_state(failure, evidence):
+    if _new_state(failure, evidence):
         return True
     return failure.steps_done == 1 and device.allocated_bytes >= _FULL_OF_TENSORS * device.total_bytes
 
 
-def new_state(failure: Failure, evidence: CollectedEvidence) -> tuple[int, int] | None:
+def _new_state(failure: Failure, evidence: CollectedEvidence) -> tuple[int, int] | None:
     """Memory in tensors before and after the optimizer created its state, if the samples show it."""
     total = failure.device.total_bytes if failure.device else None
     states = [arrived_state(series, total or 0) for series in evidence.series if series.is_policy and total]

@@ -6,9 +6,9 @@ from math import ceil
 
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.plan_settings import text_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.plan_text import text_of
 from rljob_memory.sizes import MIB, human_bytes
 
 _GROWTH = 1.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.recovery.constraints import PolicyGrowth
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.growth import PolicyGrowth
 from rljob_memory.recovery.state import ENGINE_PROCESSES, PROCESSES
 
 # New processes for engines that keep memory: a leak of an engine ends with its process.
