@@ -112,9 +112,9 @@ def _type(field: Schema) -> str:
 
 def _any_of(alternatives: list[dict[str, Any]]) -> str:
     patterns = [alternative.get("pattern", "") for alternative in alternatives]
-    words = ["`Auto`"] if any("Auto" in pattern for pattern in patterns) else []
-    words.append("quantity" if any("Ki" in pattern for pattern in patterns) else "integer")
-    return " or ".join(words)
+    types = ["`Auto`"] if any("Auto" in pattern for pattern in patterns) else []
+    types.append("quantity" if any("Ki" in pattern for pattern in patterns) else "integer")
+    return " or ".join(types)
 
 
 def _bounds(field: Schema) -> str:

@@ -242,24 +242,19 @@ class Checked(NamedTuple):
     """Paths of the replaced values."""
 
 
-def all_errors(data: dict[str, Any]) -> list[ErrorDetails]:
-    """All errors in `data`; empty if it is a valid RLJob."""
-    return checked(data).errors
-
-
 def checked(data: dict[str, Any]) -> Checked:
-    """Checks `data`.
+    """`data`, checked as an RLJob.
 
     Pydantic checks rules between fields only if all fields of an object are valid. So this function replaces invalid
     values with valid ones until no new error appears. Errors that a replaced value caused do not count.
     """
     found: list[ErrorDetails] = []
     replaced: set[Path] = set()
-    while errors := _errors(_mended(data, replaced)):
+    while errors := _errors(_with_replacements(data, replaced)):
         known = {error["loc"] for error in found}
-        found += [e for e in errors if e["loc"] not in known and not _comes_of(e, replaced)]
+        found += [e for e in errors if e["loc"] not in known and not _is_caused_by(e, replaced)]
         replaced |= {_replaceable(error["loc"], replaced) for error in errors}
-    job = RLJob.model_validate(_mended(data, replaced), by_alias=True, by_name=False)
+    job = RLJob.model_validate(_with_replacements(data, replaced), by_alias=True, by_name=False)
     return Checked(found, job, frozenset(replaced))
 
 
@@ -271,15 +266,15 @@ def _errors(data: dict[str, Any]) -> list[ErrorDetails]:
     return []
 
 
-def _mended(data: dict[str, Any], replaced: set[Path]) -> dict[str, Any]:
+def _with_replacements(data: dict[str, Any], replaced: set[Path]) -> dict[str, Any]:
     """`data` without the values at the `replaced` paths, and with the fields that a job requires."""
     if not replaced:
         return data
-    mended = deepcopy(data)
+    result = deepcopy(data)
     for path in replaced:
-        _remove(mended, path)
-    _fill(mended, _SMALLEST_JOB)
-    return mended
+        _remove_value(result, path)
+    _fill_in(result, _SMALLEST_JOB)
+    return result
 
 
 def _replaceable(path: Path, replaced: set[Path]) -> Path:
@@ -295,7 +290,7 @@ def _replaceable(path: Path, replaced: set[Path]) -> Path:
     return path
 
 
-def _comes_of(error: ErrorDetails, replaced: set[Path]) -> bool:
+def _is_caused_by(error: ErrorDetails, replaced: set[Path]) -> bool:
     """True if `error` comes from a rule that reads one of the `replaced` fields, or from the arguments of another
     task."""
     if error["loc"][:3] == ("spec", "task", "args") and ("spec", "task", "name") in replaced:
@@ -308,16 +303,16 @@ def _comes_of(error: ErrorDetails, replaced: set[Path]) -> bool:
     return any(not path or rule.reads(".".join(map(str, path))) for path in within)
 
 
-def _remove(data: Any, path: Path) -> None:
+def _remove_value(data: Any, path: Path) -> None:
     for part in path[:-1]:
         data = data.get(part) if isinstance(data, dict) else None
     if isinstance(data, dict):
         data.pop(path[-1], None)
 
 
-def _fill(data: dict[str, Any], missing: dict[str, Any]) -> None:
+def _fill_in(data: dict[str, Any], missing: dict[str, Any]) -> None:
     for name, value in missing.items():
         if isinstance(data.get(name), dict) and isinstance(value, dict):
-            _fill(data[name], value)
+            _fill_in(data[name], value)
         elif data.get(name) is None:
             data[name] = deepcopy(value)

@@ -140,11 +140,11 @@ def write_message(log: str, exit_code: int, message: str, evidence: dict[str, An
 
 def encoded(exit_code: int, message: str, evidence: dict[str, Any]) -> bytes:
     """JSON of the termination message. The evidence's message is truncated as needed."""
-    words = evidence["message"]
+    text = evidence["message"]
     while True:
-        document = {"exitCode": exit_code, "message": message, "evidence": {**evidence, "message": words}}
-        text = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
-        excess_bytes = len(text) - MAX_MESSAGE_BYTES
-        if excess_bytes <= 0 or not words:
-            return text
-        words = words[: max(len(words) - excess_bytes, 0)]
+        document = {"exitCode": exit_code, "message": message, "evidence": {**evidence, "message": text}}
+        content = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
+        excess_bytes = len(content) - MAX_MESSAGE_BYTES
+        if excess_bytes <= 0 or not text:
+            return content
+        text = text[: max(len(text) - excess_bytes, 0)]

@@ -83,7 +83,7 @@ def prevent(
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:
-    """`Unknown` for a class that this version does not know."""
+    """The class of `diagnosis`; `Unknown` if this version does not know it."""
     name = diagnosis.class_name
     return FailureClass(name) if name in set(FailureClass) else FailureClass.UNKNOWN
 
@@ -156,7 +156,7 @@ def _grown(case: Case, place: _Place, constraints: Constraints) -> Changed | Non
 
 
 def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, constraints: Constraints) -> Iterator[Case]:
-    """The failure by each of its diagnoses, and at last as one of which only is known that memory ran out."""
+    """A case for each diagnosis of the failure, and a last one whose class is Unknown: memory ran out."""
     assert evidence.diagnoses, "evidence comes with its diagnoses"
     cases = [
         Case(

@@ -11,7 +11,7 @@ import pydantic
 
 from rljob_api.job import RLJob
 from rljob_api.manifest.load import dotted
-from rljob_api.manifest.problems import ProblemText, all_errors
+from rljob_api.manifest.problems import ProblemText, checked
 from rljob_api.manifest.yaml_document import Document
 from rljob_api.metadata import Metadata
 from rljob_api.status import RLJobStatus
@@ -139,5 +139,5 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 def _problem(stored: Object) -> str:
     text = ProblemText(Document(stored, {}))
-    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
+    sentences = [f"{dotted(error['loc'])}: {text.of(error)}" for error in checked(stored).errors[:_MAX_ERRORS]]
     return "; ".join(sentences)[:_MAX_PROBLEM] or "cannot parse the object"

@@ -79,7 +79,7 @@ def fills_the_gpu_with_weights(failure: Failure) -> bool:
 
 _OF_THE_UPDATE = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
 _BY_ITS_STACK, _BY_ITS_STACK_ALONE = 0.8, 0.65
-"""With torch's own message, and without it: pinning the state's memory on the host fails with the driver's words."""
+"""With torch's own message, and without it: pinning the state's memory on the host fails with the driver's message."""
 _BY_ITS_SIZE, _OF_A_GUESS = 0.6, 0.4
 _FULL_OF_TENSORS = 0.9
 _SMALL_REQUEST = 0.1

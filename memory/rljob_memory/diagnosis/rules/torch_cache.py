@@ -23,12 +23,12 @@ from rljob_memory.trend import Trend
 # full card, depends on its share.
 
 _NAMED = re.compile(r"[Dd]ue to fragmentation|largest (?:contiguous|free|available) (?:region|block|chunk)")
-"""XLA's words."""
+"""XLA's message."""
 _RESERVABLE = re.compile(
     r"reserve (?P<wanted>[\d.]{1,9}[KMGT]) .{0,80}There are (?P<free>[\d.]{1,9}[KMGT]) free, .{0,40}? "
     r"(?P<piece>[\d.]{1,9}[KMGT]) reservable"
 )
-"""XLA's words on a TPU, with the free memory and its largest piece."""
+"""XLA's message on a TPU, with the free memory and its largest piece."""
 _LARGE_CACHE_SHARE = 0.1
 """Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that
 expandable segments cured had 11–45 %."""
@@ -37,7 +37,7 @@ _LEAST_SHARE_OF_THE_GPU = 0.02
 _LEAST_SHARE = 0.03
 """A smaller share is what any allocator leaves between tensors, however small the request that failed."""
 _MANY_TIMES = 8
-"""Pieces of a small cache that are all too small, although together they have so many times the request."""
+"""Least multiple of the request that the pieces of a small cache have together, if each of them is too small."""
 _ENOUGH = 0.99
 """Sizes are printed with two decimals."""
 _CLEARLY_ENOUGH = 2.0

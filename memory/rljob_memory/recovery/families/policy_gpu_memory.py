@@ -121,7 +121,7 @@ def _logprob_chunk(case: Case) -> Change | None:
 
 
 def _filled(case: Case, tokens: int) -> int:
-    """A budget of `tokens`, as far as there are so many in a step: beyond that, a smaller one changes nothing."""
+    """The smaller of `tokens` and the tokens of a step: a budget above those changes nothing."""
     return min(tokens, case.profile.rank_tokens) if case.profile and case.profile.rank_tokens else tokens
 
 
