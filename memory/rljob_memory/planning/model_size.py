@@ -1,6 +1,7 @@
 """Shape of a model from its URI alone: exact for random weights, else from the size in its name. Pure.
 
-Host memory and disk depend on little more than the number of parameters, so the shape of a similar model is close enough.
+Host memory and disk depend on little more than the number of parameters, so the shape of a similar model is close
+enough.
 """
 
 from __future__ import annotations

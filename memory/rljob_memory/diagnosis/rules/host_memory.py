@@ -13,6 +13,11 @@ from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.sizes import human_bytes
 
+# Host memory, of the machine or the container: the kernel, the kubelet, Ray's monitor and malloc report it.
+#
+# A bare SIGKILL (exit code 137, signal 9) is mostly the kernel's out-of-memory killer, but also a preemption, a failed
+# liveness probe, or a person. Pinning host memory fails with the message of a full GPU: `CUDA error: out of memory`.
+
 _OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|\bMemoryError|heap")
 """A request of one process failed: limits of the process, its heap or its locked memory fail in the same way."""
 _AFTER_GROWTH = 0.75

@@ -80,23 +80,23 @@ def _freed_bytes(change: PlanChange, before: RankMemory | None, after: RankMemor
     engine or a foreign process has released since the policy failed, or the free memory if the engine failed."""
     if before is None or after is None:
         return None
-    asked_in_vain = change.diagnosis.numbers.get("requested_bytes", 0)
+    failed_request_bytes = change.diagnosis.numbers.get("requested_bytes", 0)
     if not after.device_total_bytes:
-        # A process's most memory never falls: only another process can show less.
+        # The peak of a process never falls: only another process can show less.
         return None if change.level == "Live" else before.peak_rss_bytes - after.peak_rss_bytes
     if change.remedy.setting in _OF_THE_POLICY:
         if change.role == "policy":
-            return _most_reserved(before) + asked_in_vain - _most_reserved(after)
+            return _peak_reserved_bytes(before) + failed_request_bytes - _peak_reserved_bytes(after)
         cached = change.diagnosis.numbers.get("policy_cache_bytes")
         return None if cached is None else cached - (after.reserved_bytes - after.allocated_bytes)
     if change.role == "policy":
-        return _not_of_others(after) - _not_of_others(before)
-    return after.device_free_bytes - before.device_free_bytes + asked_in_vain
+        return _bytes_without_others(after) - _bytes_without_others(before)
+    return after.device_free_bytes - before.device_free_bytes + failed_request_bytes
 
 
-def _not_of_others(memory: RankMemory) -> int:
+def _bytes_without_others(memory: RankMemory) -> int:
     return memory.device_free_bytes + memory.reserved_bytes
 
 
-def _most_reserved(memory: RankMemory) -> int:
+def _peak_reserved_bytes(memory: RankMemory) -> int:
     return max(memory.peak_reserved_bytes, memory.reserved_bytes)

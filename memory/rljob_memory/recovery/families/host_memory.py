@@ -11,6 +11,12 @@ from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 from rljob_memory.sizes import MIB, human_bytes
 
+# The host memory limit of a worker's container, or of the controller's, within the job's bound.
+#
+# Acts on HostMemory, and on SharedMemory if this limit is what keeps /dev/shm small.
+#
+# Without `recovery.maxHostMemory`, the limit of a template stays, and one that RLJob has predicted may be doubled.
+
 _GROWTH = 1.5
 _PREDICTION_GROWTH = 2
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY, FailureClass.SHARED_MEMORY})
