@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rljob_cluster import cluster, fake_nodes, status
+from rljob_cluster import cluster, status
 from rljob_cluster.binaries import CONTROL_PLANE, KWOK, MODULES, only
 from rljob_cluster.binaries import build as build_modules
 from rljob_cluster.commands import ClusterError, Progress
@@ -32,7 +32,7 @@ def up(
     layout = ClusterLayout.default()
     cluster.up(layout, progress)
     if nodes:
-        fake_nodes.add(layout, nodes, progress)
+        cluster.add_fake_nodes(layout, nodes, progress)
 
 
 @app.command()

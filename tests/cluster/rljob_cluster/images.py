@@ -14,7 +14,7 @@ from typing import Any
 from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.image_files import BuiltImage, Layer, SmallImage, find_image, write_archive, write_metadata_archive
 from rljob_cluster.layout import NODES, ClusterLayout, Node
-from rljob_cluster.node_config import PAUSE_IMAGE
+from rljob_cluster.node_programs import PAUSE_IMAGE
 
 
 def load(layout: ClusterLayout, image: str) -> None:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rljob_cluster import cgroups, cluster_programs, control_plane_programs
+from rljob_cluster import cgroups, control_plane_programs, node_programs
 from rljob_cluster.api_client import admin_client
 from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.control_plane_programs import SERVICE_RANGE
@@ -58,7 +58,7 @@ def boot(layout: ClusterLayout) -> None:
     while True:
         supervisor.restart_ended()
         if layout.kwok_config.exists():
-            supervisor.ensure("kwok", cluster_programs.kwok(layout))
+            supervisor.ensure("kwok", node_programs.kwok(layout))
         time.sleep(0.5)
 
 
@@ -66,7 +66,7 @@ def start_control_plane(layout: ClusterLayout, supervisor: Supervisor) -> None:
     control_plane = layout.control_plane
     supervisor.ensure("etcd", control_plane_programs.etcd(control_plane))
     for node in NODES:
-        supervisor.ensure(f"containerd-{node.name}", cluster_programs.containerd(layout, node))
+        supervisor.ensure(f"containerd-{node.name}", node_programs.containerd(layout, node))
     supervisor.ensure("kube-apiserver", control_plane_programs.api_server(control_plane))
     admin_client(control_plane).wait_ready(supervisor.restart_ended)
     supervisor.ensure("kube-controller-manager", control_plane_programs.controller_manager(control_plane))
@@ -76,10 +76,10 @@ def start_control_plane(layout: ClusterLayout, supervisor: Supervisor) -> None:
 def start_nodes(layout: ClusterLayout, supervisor: Supervisor) -> None:
     for node in NODES:
         wait_for(layout.node(node).containerd_socket)
-        supervisor.ensure(f"kubelet-{node.name}", cluster_programs.kubelet(layout, node))
-    supervisor.ensure("kube-proxy", cluster_programs.kube_proxy(layout))
-    supervisor.ensure("coredns", cluster_programs.coredns(layout))
-    supervisor.ensure("volume-provisioner", cluster_programs.volume_provisioner(layout))
+        supervisor.ensure(f"kubelet-{node.name}", node_programs.kubelet(layout, node))
+    supervisor.ensure("kube-proxy", node_programs.kube_proxy(layout))
+    supervisor.ensure("coredns", node_programs.coredns(layout))
+    supervisor.ensure("volume-provisioner", node_programs.volume_provisioner(layout))
 
 
 # --- machine ---
