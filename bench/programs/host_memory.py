@@ -24,7 +24,7 @@ import yaml
 
 from bench.harness.record import RESULTS, record
 from bench.harness.samplers import Sampler
-from rljob_api.manifest.load import load_manifest
+from rljob_api.manifest import load_manifest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
 from rljob_memory.planning.host_memory import controller_host_memory

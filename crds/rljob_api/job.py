@@ -14,8 +14,7 @@ from rljob_api.fault_injection import FaultInjection
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.metadata import Metadata
 from rljob_api.model import ModelSpec
-from rljob_api.policy_growth import GROWTH_RULES
-from rljob_api.recovery import RecoverySpec
+from rljob_api.recovery import GROWTH_RULES, RecoverySpec
 from rljob_api.roles import ControllerSpec, PolicySpec, RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.task import TaskSpec

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest.load import ManifestError, load_manifest
+from rljob_api.manifest import ManifestError, load_manifest
 from rljob_api.termination_message import TerminationMessage, read_termination_message
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.ledger import read_ledger

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import Severity
+from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
 from rljob_client.validation.suspicious_values import Finding, memory_findings

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest.load import Severity
+from rljob_api.manifest import Severity
 from rljob_api.manifest.problems import schema_of
 from rljob_api.manifest.yaml_document import Path
 from rljob_memory.planning.limits import low_limits, small_claim

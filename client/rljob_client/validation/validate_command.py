@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest.load import ManifestDocument, ManifestError, decoded, read_manifest, read_text
+from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
 from rljob_api.manifest.problems import Checked
 from rljob_api.manifest.unread_fields import unread_fields
 from rljob_api.manifest.yaml_document import Path as FieldPath

@@ -9,8 +9,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import RemedyLevel
-from rljob_api.policy_growth import larger_policies
-from rljob_api.recovery import RecoverySpec
+from rljob_api.recovery import RecoverySpec, larger_policies
 from rljob_api.topology import worker_pods
 
 # Growth of the policy, once no setting of the memory plan is left: the sizes that a caller can start.

@@ -187,8 +187,8 @@ _INDENTED_BYTES = 8 << 10
 
 
 def manifest_text(attempt: JobAttempt) -> str:
-    """The job as `load_manifest` reads it, without status. JSON, which is YAML as well: all strings are quoted, so none
-    can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
+    """The job as `rljob_api.manifest.load_manifest` reads it, without status. JSON, which is YAML as well: all strings
+    are quoted, so none can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
     job = attempt.job
     manifest = {
         "apiVersion": job.api_version,

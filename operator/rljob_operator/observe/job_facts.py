@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import dotted
+from rljob_api.manifest import dotted
 from rljob_api.manifest.problems import ProblemText, checked
 from rljob_api.manifest.yaml_document import Document
 from rljob_api.metadata import Metadata

@@ -10,7 +10,7 @@ import pydantic
 from pydantic_core import to_json
 
 from rljob_api.bounds import within_bounds
-from rljob_api.manifest.load import dotted
+from rljob_api.manifest import dotted
 from rljob_api.step_report import StepReportStatus
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import STEP_REPORTS_REFUSED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import ManifestError, Problem, load_manifest
+from rljob_api.manifest import ManifestError, Problem, load_manifest
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.custom_resource import rljob_definition
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import dotted
+from rljob_api.manifest import dotted
 from rljob_api.manifest.problems import checked
 from rljob_api.schemas import structural_schema
 from tests.unit.api.api_server import broken_rules, holds, parts, with_defaults

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import dotted, only_job
+from rljob_api.manifest import dotted, only_job
 from rljob_api.manifest.unread_fields import _INEFFECTIVE, READERS, unread_fields
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_testing.repository import EXAMPLES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import Problem
+from rljob_api.manifest import Problem
 from rljob_api.manifest.option_names import OPTION_NAMES, OPTION_VALUES, normalized
 from rljob_api.manifest.problems import schema_at
 from rljob_api.schemas import Schema, inlined_schema

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest.load import load_manifest
+from rljob_api.manifest import load_manifest
 from rljob_api.termination_message import read_termination_message
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.runs import write_manifest

@@ -89,7 +89,7 @@ import sys
 from pathlib import Path
 import rljob_trainer.pods.controller_pod
 import rljob_trainer.runtime.run_command
-from rljob_api.manifest.load import load_manifest
+from rljob_api.manifest import load_manifest
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.tasks.build import build_task

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
-from rljob_api.manifest.load import load_manifest
+from rljob_api.manifest import load_manifest
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message
 from rljob_client.run_directory.ledger import Ledger

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import dotted, load_manifest
+from rljob_api.manifest import dotted, load_manifest
 from rljob_client.cli import app
 from rljob_client.validation.inspect_job import findings_in, inspect_job
 from rljob_client.validation.suspicious_values import suspicious_values

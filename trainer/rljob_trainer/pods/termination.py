@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.manifest.load import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_api.termination_message import TerminationMessage
 from rljob_client.errors import RunError
 from rljob_trainer.pods.environment import TERMINATION_LOG, TERMINATION_LOG_VARIABLE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rljob_api.job import grown_spec
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyStatus
-from rljob_api.policy_growth import larger_policies
+from rljob_api.recovery import larger_policies
 from rljob_api.topology import worker_pods
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import with_pins

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.job import RLJob
-from rljob_api.manifest.load import load_manifest
+from rljob_api.manifest import load_manifest
 from rljob_operator.objects.invalid_template import InvalidTemplate
 from rljob_testing.repository import EXAMPLES
 from tests.unit.operator.objects.builders import NAMESPACE, container_of, job, objects, of_kind, pod_of
