@@ -20,7 +20,7 @@ import ray
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig

@@ -23,7 +23,7 @@ from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
 from rljob_memory.plan import Hardware, first_plan
-from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import this_machine, torch_version
 from rljob_trainer.models.checkpoint import model_dimensions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import storable
 from rljob_memory.evidence.failure import Failure
 
 

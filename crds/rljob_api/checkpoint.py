@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
-from rljob_api.names import checkpoint_claim_name
+from rljob_api.metadata import checkpoint_claim_name
 from rljob_api.quantity import Bytes
 
 StorageClassName = Annotated[

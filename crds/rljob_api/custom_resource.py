@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api.job import RLJob
-from rljob_api.metadata import job_name_rules
-from rljob_api.names import GROUP, VERSION
+from rljob_api.metadata import GROUP, VERSION, job_name_rules
+from rljob_api.schemas import structural_schema
 from rljob_api.step_report import StepReport
-from rljob_api.structural_schema import structural_schema
 
 CustomResourceDefinition = dict[str, Any]
 

@@ -11,15 +11,14 @@ from rljob_api.api_model import ApiModel, Rule, Text, immutable, immutable_prese
 from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.environment import Variable, VariablesSource
 from rljob_api.fault_injection import FaultInjection
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.metadata import Metadata
 from rljob_api.model import ModelSpec
-from rljob_api.policy_growth import GROWTH_RULES
-from rljob_api.recovery import RecoverySpec
+from rljob_api.recovery import GROWTH_RULES, RecoverySpec
 from rljob_api.roles import ControllerSpec, PolicySpec, RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.task import TaskSpec
-from rljob_api.topology import TOPOLOGY_RULES, Topology
+from rljob_api.topology import TOPOLOGY_RULES, Topology, worker_pods
 
 QueueName = Annotated[
     str,
@@ -207,3 +206,26 @@ class RLJob(ApiModel):
 
     status: RLJobStatus | None = None
     """Status of the job. Only the operator writes it."""
+
+
+# A job whose policy has grown: `policyGpus` of the memory plan takes the place of `policy.replicas`.
+#
+# Only the number of pods grows. Each keeps its GPUs, its template and its resources, so that a node that could run one
+# before still can.
+
+
+def grown_spec(spec: RLJobSpec, plan: MemoryPlan | None) -> RLJobSpec:
+    """The spec with the policy's size in `plan`; `spec` itself if `plan` has no other size, or is None."""
+    if plan is None or plan.policy_gpus is None:
+        return spec
+    policy = worker_pods(spec)[0]
+    if plan.policy_gpus == policy.processes:
+        return spec
+    replicas = max(plan.policy_gpus // policy.processes_per_pod, 1)
+    return spec.model_copy(update={"policy": spec.policy.model_copy(update={"replicas": replicas})})
+
+
+def grown_job(job: RLJob, plan: MemoryPlan | None) -> RLJob:
+    """The job with `grown_spec`."""
+    spec = grown_spec(job.spec, plan)
+    return job if spec is job.spec else job.model_copy(update={"spec": spec})

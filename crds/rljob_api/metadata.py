@@ -1,4 +1,4 @@
-"""Kubernetes object metadata, as in manifests and in objects that the API server returns."""
+"""Names of the API, and the metadata of Kubernetes objects in manifests and from the API server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Text, Timestamp
-from rljob_api.names import JOB_NAME_PATTERN, MAX_JOB_NAME_LENGTH
+
+GROUP = "rljob.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+MAX_JOB_NAME_LENGTH = 48
+"""Pods, Services and Secrets are named after their job, with a suffix; a name has at most 63 characters."""
+JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""A DNS-1035 label, which the job's headless Service requires."""
+
+
+def checkpoint_claim_name(job: str) -> str:
+    """Name of the claim that the operator creates for a job."""
+    return f"{job}-checkpoints"
+
 
 JobName = Annotated[
     str,

@@ -8,10 +8,63 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
-from rljob_api.lora import LoraSpec
-from rljob_api.optimizer import OptimizerSpec
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import AutoOrCount
+
+
+class PodTemplate(ApiModel):
+    """Overrides of the pods of a role, as in a Kubernetes PodTemplate. The operator merges them over its own pod by
+    strategic merge."""
+
+    metadata: FreeForm = Field(default_factory=dict)
+    """Labels and annotations to add."""
+
+    spec: FreeForm = Field(default_factory=dict)
+    """PodSpec fields to add or override, such as nodeSelector, tolerations, volumes, or resources of the container
+    rljob."""
+
+
+class OptimizerSpec(ApiModel):
+    """The optimizer of the policy: AdamW with float32 master weights. Its learning rate, betas and weight decay are
+    under `algorithm`."""
+
+    moments: Literal["float32", "bfloat16", "int8"] = Field(default="float32", json_schema_extra=immutable())
+    """Data type of AdamW's two moments. bfloat16 halves their memory and the time to stream them, int8 quarters both.
+    bfloat16 moments are rounded stochastically. int8 moments are quantized in blocks of 256, each with a float32 scale;
+    updates differ from those with float32 by a few percent."""
+
+
+ModuleName = Annotated[
+    str,
+    Text(
+        pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$",
+        expected="the name of a linear layer, such as q_proj or self_attn.q_proj",
+        max_length=128,
+    ),
+]
+
+
+class LoraSpec(ApiModel):
+    """Low-rank adapters. Each weight W of a target is frozen and replaced by W + alpha / rank * B * A, of which the two
+    small matrices A and B are trained. The learning rate should be about ten times that of full training."""
+
+    rank: int = Field(default=16, ge=1, le=1024, json_schema_extra=immutable())
+    """Rank of the adapters."""
+
+    alpha: float = Field(default=32.0, gt=0, le=65_536, json_schema_extra=immutable())
+    """Scale of the adapters: B * A is multiplied by alpha / rank."""
+
+    targets: list[ModuleName] = Field(default=[], max_length=64, json_schema_extra=immutable())
+    """Linear layers that get an adapter, by the end of their names, such as q_proj. Empty: all linear layers of the
+    decoder layers."""
+
+    dropout: float = Field(default=0.0, ge=0, lt=1, json_schema_extra=immutable())
+    """Probability with which an input of an adapter is dropped in training. The engine has no dropout, so its
+    log-probabilities differ from the policy's if this is above 0."""
+
+    export: Literal["Merged", "Adapter"] = "Merged"
+    """Model that is written when the job completes. Merged: the whole model, with the adapters added to its weights.
+    Adapter: the adapters alone, in the format of peft."""
+
 
 ENGINE_ARGS_SET_ELSEWHERE = {
     "distributed_executor_backend": "the trainer starts the processes of an engine",

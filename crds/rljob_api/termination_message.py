@@ -8,9 +8,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 
 from rljob_api.api_model import ApiModel, Count
-from rljob_api.bounds import within_bounds
+from rljob_api.bounds import storable, within_bounds
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import storable
 
 MAX_TERMINATION_MESSAGE_BYTES = 4096
 """Maximum size of a termination message; the kubelet drops the rest."""

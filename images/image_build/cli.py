@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from image_build import debian_base
-from image_build.builders import Builder, find_builder
-from image_build.errors import ImageBuildError
-from image_build.inputs import content_key, input_files
+from image_build.builders import Builder, find_builder, run_with_progress
 from image_build.package_index import build_secrets
-from image_build.progress import run_with_progress
-from image_build.provenance import revision, source
-from image_build.recipes import CACHE, DEVICES, EXAMPLES, NAMES, REPOSITORY, Recipe, recipe
+from image_build.recipes import (
+    CACHE,
+    DEVICES,
+    EXAMPLES,
+    NAMES,
+    REPOSITORY,
+    ImageBuildError,
+    Recipe,
+    content_key,
+    input_files,
+    recipe,
+    revision,
+    source,
+)
 
 INPUTS_LABEL = "dev.rljob.inputs"
 SMOLLM2 = CACHE / "models" / "localhost" / "models" / "smollm2-135m-instruct" / "1"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from image_build.progress import run_with_progress
+from image_build.builders import run_with_progress
 from image_build.recipes import Recipe, containerfile
 
 SUITE = "bookworm"

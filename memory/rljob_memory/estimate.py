@@ -60,11 +60,13 @@ def policy_state_bytes(model: ModelShape, workload: Workload, *, optimizer_offlo
     2 bytes. With offload the moments, the remainders and the reference are in host memory. With low-rank adapters, the
     frozen weights are also the reference.
     """
-    a_parameter = 4 + 2 * workload.moment_bytes
+    bytes_per_parameter = 4 + 2 * workload.moment_bytes
     if optimizer_offload:
-        a_parameter -= _offloaded_bytes_per_parameter(model, workload)
+        bytes_per_parameter -= _offloaded_bytes_per_parameter(model, workload)
     reference = 0 if optimizer_offload else reference_bytes(model, workload)
-    return (model.frozen_bytes + int(model.trained_parameters * a_parameter) + reference) // workload.policy_ranks
+    return (
+        model.frozen_bytes + int(model.trained_parameters * bytes_per_parameter) + reference
+    ) // workload.policy_ranks
 
 
 def policy_weight_bytes(model: ModelShape, workload: Workload, *, optimizer_offload: bool) -> int:

@@ -6,9 +6,8 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.roles import ADAPTER_SETTINGS
-from rljob_memory.recovery.growth import within_max_gpus
-from rljob_memory.recovery.pins import pinned_values, with_pins
-from rljob_memory.recovery.plan_text import name_of
+from rljob_memory.plan_settings import name_of, pinned_values, with_pins
+from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import GIB
 

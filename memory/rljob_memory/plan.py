@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.estimate import (
     OPTIMIZER_STEP_BYTES,
     POLICY_BESIDE_TORCH_BYTES,
@@ -34,7 +33,7 @@ from rljob_memory.estimate import (
     trained_weight_bytes,
     weight_sync_bytes,
 )
-from rljob_memory.recovery.pins import pinned_values
+from rljob_memory.plan_settings import pinned_values
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
@@ -239,14 +238,14 @@ def _step_seconds(
     per_token, checkpointed_per_token = (
         activation_bytes_per_token(model, checkpointing=checkpointing, fused=fused) for checkpointing in (False, True)
     )
-    a_sequence, two = (kv_bytes(model, workload, sequences) for sequences in (1, 2))
+    sequence_bytes, two_sequences_bytes = (kv_bytes(model, workload, sequences) for sequences in (1, 2))
     if room < max(workload.max_sequence_tokens * checkpointed_per_token, OPTIMIZER_STEP_BYTES):
         return math.inf
-    if _kv_room_bytes(hardware, model, workload, offload) < a_sequence:
+    if _kv_room_bytes(hardware, model, workload, offload) < sequence_bytes:
         return math.inf
     if offload.weights and _sync_bytes(model, workload, offload) > hardware.device_memory_bytes:
         return math.inf
-    at_once = 1 + max(kv_cache_bytes - a_sequence, 0) // (two - a_sequence)
+    at_once = 1 + max(kv_cache_bytes - sequence_bytes, 0) // (two_sequences_bytes - sequence_bytes)
     waves = -(-workload.sequences_per_engine // at_once)
     decoding = waves * workload.max_response_tokens * engine_weight_bytes(model, workload) / _MEMORY_BYTES_PER_SECOND
     flops = 6 * model.parameters * workload.sequences_per_rank * workload.max_sequence_tokens
@@ -342,8 +341,8 @@ def _logprob_chunk_bytes(hardware: Hardware, room_bytes: int) -> int:
 
 def _logprob_bytes(model: ModelShape, chunk_bytes: int, fused: bool) -> int:
     """Peak memory of the log-probabilities of a chunk with `chunk_bytes` of logits."""
-    a_logit = logprob_bytes_per_token(model, fused=fused) / logits_bytes_per_token(model)
-    return int(max(a_logit, _LOGITS_OF_A_CHUNK) * chunk_bytes)
+    copies_of_logits = logprob_bytes_per_token(model, fused=fused) / logits_bytes_per_token(model)
+    return int(max(copies_of_logits, _LOGITS_OF_A_CHUNK) * chunk_bytes)
 
 
 def _auto_sync_bucket_bytes(model: ModelShape) -> int:

@@ -97,7 +97,7 @@ class MemorySample:
 
     @property
     def cache_bytes(self) -> int | None:
-        """Reserved and in no tensor. None if only the tensors' memory is known, as of some other programs' logs."""
+        """Bytes that are reserved and in no tensor; None if only the memory of tensors is known, as in some logs."""
         cache = self.reserved_bytes - self.allocated_bytes
         return cache if cache >= 0 else None
 

@@ -13,13 +13,12 @@ import pytest
 from rich.console import Console
 
 from rljob_cluster import cluster as cluster_module
+from rljob_cluster.cluster import missing_packages
+from rljob_cluster.commands import Progress
+from rljob_cluster.image_files import SmallImage, write_archive
 from rljob_cluster.images import load, load_archive
 from rljob_cluster.layout import ClusterLayout
-from rljob_cluster.oci_archive import SmallImage, write_archive
-from rljob_cluster.progress import Progress
-from rljob_cluster.requirements import missing_packages
-from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.cluster import InstalledOperator, Kubectl
 from tests.e2e.image_container import build_images, missing
 from tests.e2e.test_built_images import OPERATOR, TRAINER
 

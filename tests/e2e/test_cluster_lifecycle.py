@@ -18,14 +18,12 @@ from rich.console import Console
 
 from rljob_cluster import cgroups, machine
 from rljob_cluster import cluster as cluster_module
+from rljob_cluster.commands import Progress
 from rljob_cluster.layout import CGROUP, ClusterLayout
 from rljob_cluster.machine_init import KUBELET_SYSCTLS
-from rljob_cluster.node_status import reports_ready
-from rljob_cluster.progress import Progress
-from rljob_cluster.status import Component, components
-from rljob_testing.cluster.kubectl import Kubectl
-from rljob_testing.operator.eventually import EFFECT_SECONDS
-from rljob_testing.patience import Deadline
+from rljob_cluster.status import Component, components, reports_ready
+from rljob_testing.cluster import Kubectl
+from rljob_testing.patience import EFFECT_SECONDS, Deadline
 
 RESTRICTED_POD = {
     "runAsNonRoot": True,

@@ -23,8 +23,8 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
+from rljob_cluster.commands import ClusterError
 from rljob_cluster.control_plane import ControlPlane
-from rljob_cluster.errors import ClusterError
 from rljob_testing.repository import ROOT
 from rljob_testing.runs import rljob_run, write_manifest
 from rljob_trainer.pods.compile_cache import CompileCache

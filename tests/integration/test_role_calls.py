@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from rljob_client.errors import RunError
-from rljob_memory.planning.shared_memory import object_store_bytes
+from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_testing.patience import Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.pods.ray_node import worker_resource

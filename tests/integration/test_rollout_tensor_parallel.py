@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_client.errors import RunError
-from rljob_testing.operator.eventually import eventually
+from rljob_testing.patience import eventually
 from rljob_testing.supported_models import largest_difference, perturb
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports

@@ -17,7 +17,7 @@ from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.manifest import Severity
-from rljob_api.yaml_document import Path as FieldPath
+from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
 from rljob_client.validation.suspicious_values import Finding, memory_findings
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters

@@ -15,7 +15,7 @@ import yaml
 
 from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.exit_codes import ExitCode
-from rljob_api.names import checkpoint_claim_name
+from rljob_api.metadata import checkpoint_claim_name
 from rljob_client.errors import RunError
 from rljob_client.fetch.archive import IncompleteArchive, extract, require_free
 from rljob_client.fetch.reader_pod import RunFiles, image_of, is_ready, reader_pod, start_obstacle

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from rljob_api.bounds import storable
 from rljob_api.fault_injection import FaultClass, FaultPhase
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import storable
 
 PHASES = ("rollout", "reward", "update", "sync", "checkpoint")
 """The phases of a step, in order."""

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
 from rljob_api.plan_change import PlanChange
-from rljob_api.storable_text import storable
 from rljob_client.run_directory.records import (
     PHASES,
     LedgerRecord,

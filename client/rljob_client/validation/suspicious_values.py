@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import Severity
-from rljob_api.problem_text import schema_of
-from rljob_api.yaml_document import Path
+from rljob_api.manifest.problems import schema_of
+from rljob_api.manifest.yaml_document import Path
 from rljob_memory.planning.limits import low_limits, small_claim
 from rljob_memory.planning.prediction import predict_before_plan
 from rljob_memory.workload import ModelShape

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.all_errors import Checked
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
-from rljob_api.unread_fields import unread_fields
-from rljob_api.yaml_document import Path as FieldPath
+from rljob_api.manifest.problems import Checked
+from rljob_api.manifest.unread_fields import unread_fields
+from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.validation.inspect_job import inspect_job
 from rljob_client.validation.suspicious_values import Finding, suspicious_values
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import FrameType, TracebackType
+import time
+from collections import deque
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, Callable, Iterable
 
-from rljob_probe import step_memory
 from rljob_probe.circumstances import all_objects
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Place = tuple[str, int, str]
+    """File, line and function."""
+
 
 _MARK = "rljob-probe: "
 _MOST_STACK_CHARACTERS = 1000
@@ -23,11 +30,6 @@ _WRAPPERS = frozenset(
     {"_call_impl", "_wrapped_call_impl", "wrapper", "decorate_context", "inner", "_fn", "__call__", "wrapped"}
 )
 _OWN = os.sep + "rljob_probe" + os.sep
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    Place = tuple[str, int, str]
-    """File, line and function."""
 
 
 def places_of_frames(frame: FrameType | None) -> list[Place]:
@@ -57,7 +59,7 @@ def account(places: Iterable[Place], torch: Any = None, device: int = 0) -> str:
     parts: list[Callable[[], str]] = [lambda: _stack(places)]
     if torch is not None:
         parts += [lambda: _largest_free_block(torch, device), _engine, _other_processes]
-    parts.append(step_memory.line)
+    parts.append(_step_samples)
     return "\n".join(text for text in map(_attempted, parts) if text)
 
 
@@ -147,3 +149,60 @@ def _has_gpu_open(pid: str) -> bool:
     except OSError:
         return False  # it has ended, or belongs to another user: not to this job
     return any(target.startswith("/dev/nvidia") and target[len("/dev/nvidia") :].isdigit() for target in targets)
+
+
+# Memory after each optimizer step: the last 64 samples, for the trend before a failure.
+#
+# There is at most one sample in a quarter of a second; docs/benchmarks.md has their cost.
+
+SECONDS_BETWEEN_SAMPLES = 0.25
+_MOST_SAMPLES, _MOST_WRITTEN = 64, 32
+
+_samples: deque[tuple[int, int]] = deque(maxlen=_MOST_SAMPLES)
+"""Bytes in tensors and bytes reserved; the first one is from before the first step."""
+_taken_at = float("-inf")
+
+
+def watch_steps(torch: ModuleType) -> None:
+    """Sample before the first step of any optimizer and after each one. Does nothing if torch has no such hooks."""
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    register_before = getattr(optimizers, "register_optimizer_step_pre_hook", None)
+    register_after = getattr(optimizers, "register_optimizer_step_post_hook", None)
+    if register_before is None or register_after is None:
+        return
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and not _samples:
+            _sample(torch)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            _sample(torch)
+
+    register_before(before)
+    register_after(after)
+
+
+def _step_samples() -> str:
+    """The samples as a line that `rljob diagnose` reads; empty if there is none. Long series are thinned out."""
+    if not _samples:
+        return ""
+    stride = -(-len(_samples) // _MOST_WRITTEN)
+    latest_last = list(_samples)[::-1][::stride][::-1]
+    gib = float(1 << 30)
+    pairs = " ".join(f"{allocated / gib:.2f}/{reserved / gib:.2f}" for allocated, reserved in latest_last)
+    return f"rljob-probe: allocated/reserved GiB after steps: {pairs}"
+
+
+def _sample(torch: ModuleType) -> None:
+    global _taken_at
+    now = time.monotonic()
+    if _samples and now - _taken_at < SECONDS_BETWEEN_SAMPLES and len(_samples) > 1:
+        return
+    try:
+        stats = torch.cuda.memory_stats()
+        _samples.append((stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]))
+        _taken_at = now
+    except Exception:
+        pass  # the step of the program matters more

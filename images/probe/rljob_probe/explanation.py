@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from types import FrameType
 from typing import Any, NamedTuple
 
 from rljob_probe import cgroup, circumstances, notes
 from rljob_probe.account import account, places_of_frames, places_of_traceback
 from rljob_probe.failure import DEVICE, HOST, SHARED, is_of_another_process, memory_failure
-from rljob_probe.termination_log import write_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,3 +117,34 @@ def explanation_of(exit_code: int, evidence: dict[str, Any]) -> Explanation:
     evidence["message"] = "\n".join(text for text in texts if text)[:_LONGEST_MESSAGE]
     failure = f"rank {evidence['rank']} ran out of {_WHICH_MEMORY[exit_code]} in step {evidence['step']}"
     return Explanation(exit_code, f"{failure}: {first_line}", evidence)
+
+
+# The termination message: one JSON object of at most 4,096 bytes, as `rljob_api.termination_message` reads it.
+
+MAX_MESSAGE_BYTES = 4096
+
+
+def write_message(log: str, exit_code: int, message: str, evidence: dict[str, Any]) -> None:
+    """Write the termination message if the log is empty. An earlier message of the program or its processes is kept."""
+    content = encoded(exit_code, message, evidence)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_size == 0:
+            os.write(descriptor, content)
+    except BlockingIOError:
+        pass  # another process is writing: it was first
+    finally:
+        os.close(descriptor)
+
+
+def encoded(exit_code: int, message: str, evidence: dict[str, Any]) -> bytes:
+    """JSON of the termination message. The evidence's message is truncated as needed."""
+    text = evidence["message"]
+    while True:
+        document = {"exitCode": exit_code, "message": message, "evidence": {**evidence, "message": text}}
+        content = json.dumps(document, ensure_ascii=False).encode("utf-8", "replace")
+        excess_bytes = len(content) - MAX_MESSAGE_BYTES
+        if excess_bytes <= 0 or not text:
+            return content
+        text = text[: max(len(text) - excess_bytes, 0)]

@@ -98,7 +98,7 @@ def _text_of(error: BaseException) -> str:
     type_ = type(error)
     name = type_.__qualname__ if type_.__module__ == "builtins" else f"{type_.__module__}.{type_.__qualname__}"
     try:
-        words = str(error)
+        message = str(error)
     except Exception:
-        words = ""
-    return f"{name}: {words}"[:_LONGEST_TEXT] if words else name
+        message = ""
+    return f"{name}: {message}"[:_LONGEST_TEXT] if message else name

@@ -11,7 +11,7 @@ import os
 import sys
 
 from rljob_probe import cgroup, notes
-from rljob_probe.torch_import import when_torch_is_imported
+from rljob_probe.import_hooks import when_torch_is_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def _install_adapter() -> None:
 
 
 def _observe(torch: ModuleType) -> None:
-    from rljob_probe.engine_start import watch_engine_start
-    from rljob_probe.observer import observe
+    from rljob_probe.observer import observe, watch_engine_start
 
     watch_engine_start()  # vLLM imports torch before its own modules
     observe(torch)

@@ -1,11 +1,9 @@
 """Diagnosis of an out-of-memory failure: class of the cause, confidence, numbers, message, advice."""
 
-from rljob_memory.diagnosis.classes import FailureClass
-from rljob_memory.diagnosis.diagnose import Explanation, FiredRule, diagnose, explain
-from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
+from rljob_memory.diagnosis.diagnose import Explanation, FiredRule, diagnose, diagnosed, diagnosis_statuses, explain
 from rljob_memory.diagnosis.ledger import Ledger, ledger_of
 from rljob_memory.diagnosis.ledger_entries import LedgerEntry, gpu_entries, host_entries
-from rljob_memory.diagnosis.reported import diagnosed, diagnosis_statuses
 
 __all__ = [
     "Diagnosis",

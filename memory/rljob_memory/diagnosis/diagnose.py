@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rljob_memory.diagnosis.classes import FailureClass
-from rljob_memory.diagnosis.diagnosis import Diagnosis
-from rljob_memory.diagnosis.ledger import Ledger, ledger_of
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, DiagnosisStatus
+from rljob_api.step_report import Evidence
+from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
+from rljob_memory.diagnosis.growth import cache_growth
+from rljob_memory.diagnosis.ledger import Ledger, Unexpected, ledger_of
 from rljob_memory.diagnosis.program_advice import with_program_advice
 from rljob_memory.diagnosis.rules import RULES
-from rljob_memory.diagnosis.rules.controller_context import contexts_alone
-from rljob_memory.diagnosis.rules.engine_not_asleep import sleep_alone
-from rljob_memory.diagnosis.rules.retained_graph import growth_alone
-from rljob_memory.diagnosis.weighing import weighed
+from rljob_memory.diagnosis.rules.engine_memory import sleep_alone
+from rljob_memory.diagnosis.rules.other_processes import contexts_alone
+from rljob_memory.diagnosis.rules.policy_memory import is_after_the_first_step
+from rljob_memory.diagnosis.rules.torch_cache import growth_alone
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.reports import evidence_of_report
 from rljob_memory.sizes import human_bytes
 
 _LEAST_CONFIDENCE = 0.3
@@ -50,7 +55,7 @@ def explain(evidence: CollectedEvidence) -> Explanation | None:
         return None
     ledger = ledger_of(failure, evidence)
     fired = _fired(failure, evidence, ledger)
-    after = weighed([found for _, found in fired], failure, evidence, ledger)
+    after = _weighed([found for _, found in fired], failure, evidence, ledger)
     rules = (
         FiredRule(name, before.failure_class, before.confidence, found.confidence)
         for (name, before), found in zip(fired, after, strict=True)
@@ -70,7 +75,7 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
         return [replace(found_alone, is_of_rljob=evidence.is_of_rljob)] if found_alone else []
     ledger = ledger_of(failure, evidence)
     fired = [found for _, found in _fired(failure, evidence, ledger)]
-    weighted = weighed(fired, failure, evidence, ledger)
+    weighted = _weighed(fired, failure, evidence, ledger)
     fitting = sorted(
         (diagnosis for diagnosis in weighted if diagnosis.confidence >= _LEAST_CONFIDENCE),
         key=lambda diagnosis: -diagnosis.confidence,
@@ -130,3 +135,111 @@ def _place(failure: Failure) -> str:
     during = f"during {failure.activity}" if failure.activity else failure.phase or ""
     parts = [part for part in (process, step, micro_batch, during) if part]
     return f" ({', '.join(parts)})" if parts else ""
+
+
+# Weighs the last straw against everything else that takes the GPU: chance decides which request finds it full.
+#
+# The stack of a failure shows which request came last. The ledger and the trend show what took the memory before it. A
+# request that would have fit without a large item that nobody expects there is not the cause; neither is one that fails
+# after a steady growth.
+
+_LAST_STRAWS = frozenset(
+    {
+        FailureClass.ACTIVATION_SPIKE,
+        FailureClass.WEIGHT_SYNC_SPIKE,
+        FailureClass.MODEL_WEIGHTS,
+        FailureClass.OPTIMIZER_STATE,
+    }
+)
+_LARGE_SHARE = 0.25
+"""Share of the GPU above which an item explains a full one."""
+_AFTER_GROWTH = 0.5
+_AFTER_THE_FIRST_STEP = 0.5
+_BESIDE_AN_ENGINE = 0.6
+_BESIDE_OTHERS = 0.5
+_SLOPE = 0.4
+_TIMES_THE_CACHE = 4
+_BESIDE_LARGER_OTHERS = 0.4
+"""Most confidence in a last straw after a growth, in a pass that fit a step before, beside an engine that is awake,
+beside other processes, and beside others that hold more than the failing process's tensors."""
+
+
+def _weighed(
+    found: Sequence[Diagnosis], failure: Failure, evidence: CollectedEvidence, ledger: Ledger
+) -> list[Diagnosis]:
+    """The diagnoses, with less confidence in a last straw if something else took the memory."""
+    most = dict.fromkeys(_LAST_STRAWS, _most_confidence(failure, evidence, ledger))
+    if _others_hold_more_than_its_cache(failure, evidence, ledger):
+        most[FailureClass.FRAGMENTATION] = _BESIDE_LARGER_OTHERS
+    if is_after_the_first_step(failure, evidence, ledger) or ledger.is_full_of_state:
+        most[FailureClass.ACTIVATION_SPIKE] = min(most[FailureClass.ACTIVATION_SPIKE], _AFTER_THE_FIRST_STEP)
+    return [
+        replace(diagnosis, confidence=min(diagnosis.confidence, most.get(diagnosis.failure_class, 1.0)))
+        for diagnosis in found
+    ]
+
+
+def _others_hold_more_than_its_cache(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> bool:
+    """True if the pieces of torch's cache are a small item on this GPU, beside what other processes hold of it.
+
+    A foreign process is unexpected there. An engine of the same job is not: it takes its share in a healthy run too.
+    """
+    device, others = failure.device, ledger.foreign_bytes()
+    if device is None or not device.total_bytes or evidence.shows_a_trainer or failure.role is not None:
+        return False
+    return others >= max(_LARGE_SHARE * device.total_bytes, _TIMES_THE_CACHE * (device.cached_bytes or 0))
+
+
+def _most_confidence(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> float:
+    bounds = [1.0]
+    if ledger.growths or cache_growth(evidence.series):
+        bounds.append(_AFTER_GROWTH)
+    device = failure.device
+    if device is None or not device.total_bytes:
+        return min(bounds)
+    missing = device.requested_bytes - (device.free_bytes or 0)
+    for item in ledger.unexpected:
+        if item.failure_class is not FailureClass.FRAGMENTATION and item.size_bytes >= missing:
+            bounds.append(_beside(item, ledger))
+    if ledger.foreign_bytes() > (device.allocated_bytes or device.process_bytes or 0):
+        bounds.append(_BESIDE_LARGER_OTHERS)
+    return min(bounds)
+
+
+def _beside(item: Unexpected, ledger: Ledger) -> float:
+    """Most confidence in a last straw beside an item that nobody expects: the less, the larger its share."""
+    if item.share < _LARGE_SHARE:
+        return 1.0
+    most = _BESIDE_AN_ENGINE if ledger.engine_is_in_the_process else _BESIDE_OTHERS
+    return max(round(most - _SLOPE * (item.share - _LARGE_SHARE), 2), _BESIDE_LARGER_OTHERS)
+
+
+# Diagnoses in the form of the API, and the diagnosis of evidence that another trainer reports as text.
+
+_MOST_NUMBERS = 32
+_LONGEST_MESSAGE = 2_048
+
+
+def diagnosed(evidence: Evidence, plan: MemoryPlan | None = None) -> Evidence:
+    """`evidence` with its diagnoses, the likeliest first: those that it has, else those of its message and numbers.
+
+    `plan`: the one it failed under, if known. There is always at least one diagnosis, `Unknown` if no cause fits.
+    """
+    if evidence.diagnoses:
+        return evidence
+    found = diagnose(evidence_of_report(evidence, plan))
+    return evidence.model_copy(update={"diagnoses": diagnosis_statuses(found)})
+
+
+def diagnosis_statuses(diagnoses: Sequence[Diagnosis]) -> list[DiagnosisStatus]:
+    """The likeliest diagnoses, as many as the API takes."""
+    return [_status(diagnosis) for diagnosis in diagnoses[:MAX_DIAGNOSES_KEPT]]
+
+
+def _status(diagnosis: Diagnosis) -> DiagnosisStatus:
+    return DiagnosisStatus(
+        class_name=str(diagnosis.failure_class),
+        confidence=diagnosis.confidence,
+        message=diagnosis.message[:_LONGEST_MESSAGE],
+        numbers=dict(list(diagnosis.numbers.items())[:_MOST_NUMBERS]),
+    )

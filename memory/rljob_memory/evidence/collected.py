@@ -8,12 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.consequences import CLEAN_UP, CRASH, DEVICE_ASSERT, OTHER_KILLER, REFUSED
 from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
-from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
+from rljob_memory.evidence.first_failure import (
+    CLEAN_UP,
+    CRASH,
+    DEVICE_ASSERT,
+    OTHER_KILLER,
+    REFUSED,
+    failure_to_explain,
+    with_snapshot,
+)
 from rljob_memory.evidence.host import merged
+from rljob_memory.evidence.memory_figures import Measure
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
-from rljob_memory.evidence.named_figures import Measure
 from rljob_memory.evidence.signatures import is_exit_status
 from rljob_memory.programs import PROGRAMS, Effect
 from rljob_memory.sample import MemorySample

@@ -9,10 +9,9 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.host import shared_memory_of
 from rljob_memory.evidence.log_lines import LogLine
-from rljob_memory.evidence.memory_lines import figures_by_name, length_of, lines_of_bars, memory_figures
+from rljob_memory.evidence.memory_figures import Measure, figures_by_name, length_of, lines_of_bars, memory_figures
 from rljob_memory.evidence.model_facts import noted
-from rljob_memory.evidence.named_figures import Measure
-from rljob_memory.evidence.probe_lines import note_probe_line
+from rljob_memory.programs import PROGRAMS
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB
 
@@ -67,7 +66,7 @@ def note(builder: EvidenceBuilder, line: LogLine) -> bool:
     text = line.text
     builder.model = noted(builder.model, text)
     return (
-        note_probe_line(builder, text)
+        _note_probe_line(builder, text)
         or _note_engine(builder, text)
         or _note_memory(builder, line)
         or _note_process(builder, line)
@@ -184,3 +183,110 @@ def _note_version(builder: EvidenceBuilder, text: str) -> bool:
         builder.versions["torch"] = match[1]
         return True
     return False
+
+
+# Reads the account that the probe adds to a termination message: `rljob_probe.account` writes these lines.
+
+_MARK = "rljob-probe: "
+_LARGEST_BLOCK = re.compile(r"largest free block (\d{1,15}) bytes")
+_ENGINE_OF_PROBE = re.compile(r"engine in this process: KV cache (\d{1,15}) bytes, (awake|asleep)")
+_OTHERS = re.compile(r"other processes with a GPU in this container: (.{1,500})")
+_STEPS = re.compile(r"allocated/reserved GiB after steps: ([\d./ ]{1,2000})")
+_PAIR = re.compile(r"(\d{1,6}\.\d\d)/(\d{1,6}\.\d\d)")
+_MOST_SIBLINGS = 16
+
+
+def _note_probe_line(builder: EvidenceBuilder, text: str) -> bool:
+    """Add the facts of a line of the probe to `builder`; False if it is not one."""
+    if _MARK not in text:
+        return False
+    if match := _LARGEST_BLOCK.search(text):
+        builder.largest_free_block_bytes = int(match[1])
+    elif match := _ENGINE_OF_PROBE.search(text):
+        builder.engine = replace(
+            builder.engine, seen=True, in_process=True, asleep=match[2] == "asleep", kv_cache_bytes=int(match[1])
+        )
+    elif match := _OTHERS.search(text):
+        names = [name.strip() for name in match[1].split(",")]
+        builder.siblings = () if names == ["none"] else tuple(names[:_MOST_SIBLINGS])
+    elif match := _STEPS.search(text):
+        for step, (allocated, reserved) in enumerate(_PAIR.findall(match[1])):
+            sample = MemorySample(
+                step=step,
+                phase="update",
+                allocated_bytes=round(float(allocated) * GIB),
+                reserved_bytes=round(float(reserved) * GIB),
+            )
+            builder.add_sample("the process", sample)
+    return True
+
+
+# The programs that wrote a log, their versions, and the values of their options.
+
+_LEAVES = sorted({leaf for program in PROGRAMS.values() for leaf in program.names_in_logs}, key=len, reverse=True)
+_VALUE = re.compile(
+    rf"(?<![A-Za-z0-9])(?P<name>{'|'.join(map(re.escape, _LEAVES))})['\"]?(?:\s{{0,4}}[:=]\s{{0,4}}|\s)['\"]?"
+    r"(?P<value>-?\d[\w.]{0,15}|[Tt]rue|[Ff]alse|None|null|adamw\w{0,20}|paged_\w{1,20})(?![\w.])"
+)
+"""`gpu_memory_utilization=0.85`, `'gpu_memory_utilization': 0.85`, `--vllm_gpu_memory_utilization 0.85`."""
+_VERSION = re.compile(
+    rf"\b(?P<name>{'|'.join(map(re.escape, PROGRAMS))})[ =@_-]+v?(?P<version>\d+\.\d+(?:\.\d+)?)\b", re.I
+)
+_MOST_VALUES = 4
+"""Different values of one option that are kept: with more than one, none is called the present value."""
+
+
+_FULL_NAMES = frozenset(
+    option.full_name for program in PROGRAMS.values() for option in program.options if option.full_name != option.leaf
+)
+_SECTION = re.compile(r"(?:\w{1,40}\.){1,8}$")
+_MAY_HAVE_VALUES = (
+    "emory_util",
+    "batch_size",
+    "offload",
+    "fraction",
+    "max_",
+    "sleep",
+    "checkpointing",
+    "tokens",
+    "enable",
+    "dynamic",
+    "micro",
+    "liger",
+    "zero_stage",
+)
+"""Nearly every option has one of these. Looking for words is several times faster than a regular expression."""
+_TRAINING_SCRIPT = re.compile(
+    r"File \"(?:[^\"]{0,300}/)?(?:\w{1,40}_)?(?:(?:pre)?train|fine_?tune|sft|rlhf|dpo|grpo|ppo)(?:_\w{1,40})?\.py\""
+)
+"""In a traceback of any process."""
+_MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
+
+
+_OF_RLJOB = re.compile(
+    r"\brljob_(?:trainer|memory|probe)\b|\brljob\.dev/|^rljob(?:-probe)?: |^rljob \d{4}-|^warning: OutOfMemory: "
+)
+"""Frames, labels, marks and messages of RLJob."""
+
+
+def note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
+    """Record the programs, versions and option values that the line shows."""
+    text = line.text
+    if ("rljob" in text or "OutOfMemory: " in text) and _OF_RLJOB.search(text):
+        builder.is_of_rljob = True
+    for mark, key in _MARKS:
+        if key not in builder.programs and (mark in text or mark in line.writer):
+            builder.programs.append(key)
+    if 'File "' in text and _TRAINING_SCRIPT.search(text):
+        builder.trains = True
+    if "==" in text or " v" in text:
+        for match in _VERSION.finditer(text):
+            builder.versions.setdefault(match["name"].lower(), match["version"])
+    if any(part in text for part in _MAY_HAVE_VALUES):
+        for match in _VALUE.finditer(text):
+            section = _SECTION.search(text, 0, match.start())
+            full_name = f"{section[0]}{match['name']}" if section else ""
+            for name in (match["name"], full_name) if full_name in _FULL_NAMES else (match["name"],):
+                values = builder.option_values.setdefault(name, [])
+                if match["value"] not in values and len(values) < _MOST_VALUES:
+                    values.append(match["value"])

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from rljob_memory.evidence import log_facts
-from rljob_memory.evidence.activity import Activity, activity_of, activity_of_report, activity_of_text
+from rljob_memory.evidence.activity import (
+    Activity,
+    activity_of,
+    activity_of_report,
+    activity_of_text,
+    call_of,
+    code_of,
+    frames_of,
+)
 from rljob_memory.evidence.allocator_message import (
     HEADLESS_START,
     LONGEST_MESSAGE_CHARACTERS,
@@ -19,12 +27,11 @@ from rljob_memory.evidence.allocator_message import (
     parse_torn_lines,
 )
 from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.consequences import other_reason, secondary_name
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.frames import call_of, code_of, frames_of
+from rljob_memory.evidence.first_failure import other_reason, secondary_name
+from rljob_memory.evidence.log_facts import note_programs
 from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
 from rljob_memory.evidence.mentions import reported_growth, reported_shortage
-from rljob_memory.evidence.program_facts import note_programs
 from rljob_memory.evidence.signatures import COMPILED, CORRUPT_SIZE, match_signature
 from rljob_memory.evidence.unfamiliar import is_advice, is_no_shortage, is_unfamiliar_failure
 

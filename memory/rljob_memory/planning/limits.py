@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.job import RLJobSpec
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import byte_quantity, quantity_bytes
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_memory.planning.prediction import Prediction
 from rljob_memory.sizes import GIB, MIB, human_bytes

@@ -1,6 +1,7 @@
 """Shape of a model from its URI alone: exact for random weights, else from the size in its name. Pure.
 
-Host memory and disk depend on little more than the number of parameters, so that a shape as of similar models will do.
+Host memory and disk depend on little more than the number of parameters, so the shape of a similar model is close
+enough.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from rljob_api.job import RLJobSpec
-from rljob_api.random_model import RandomModel
+from rljob_api.model import RandomModel
 from rljob_memory.workload import ModelShape
 
 _SIZE = re.compile(r"(?:^|[-_/. ])(\d{1,4}(?:\.\d{1,3})?)([BbMm])(?=$|[-_/.:@ ])")
@@ -81,9 +82,9 @@ def _random_shape(location: str, bytes_per_parameter: int) -> ModelShape | None:
     sizes = (hidden, model.layers, heads, kv_heads, model.head_dim, model.vocabulary, intermediate)
     if max(sizes) > _LARGEST_SIZE:
         return None
-    a_layer = hidden * model.head_dim * 2 * (heads + kv_heads) + 3 * hidden * intermediate + 2 * hidden
+    layer_parameters = hidden * model.head_dim * 2 * (heads + kv_heads) + 3 * hidden * intermediate + 2 * hidden
     return ModelShape(
-        parameters=model.layers * a_layer + (1 if model.tied else 2) * model.vocabulary * hidden + hidden,
+        parameters=model.layers * layer_parameters + (1 if model.tied else 2) * model.vocabulary * hidden + hidden,
         layers=model.layers,
         hidden=hidden,
         kv_heads=kv_heads,

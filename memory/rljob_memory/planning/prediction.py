@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import worker_pods
+from rljob_memory.estimate import snapshot_bytes
 from rljob_memory.plan import copies_frozen_weights, first_plan, keeps_snapshots
-from rljob_memory.planning.disk import Disk, predicted_disk
-from rljob_memory.planning.host_memory import ROOM_FOR_COPIES, Copies, DeviceKind, HostMemory, worker_host_memory
-from rljob_memory.planning.job_workload import workload_of
-from rljob_memory.planning.shared_memory import shared_memory_bytes
+from rljob_memory.planning.host_memory import (
+    ROOM_FOR_COPIES,
+    Copies,
+    DeviceKind,
+    HostMemory,
+    shared_memory_bytes,
+    worker_host_memory,
+)
 from rljob_memory.sizes import GIB, human_bytes
-from rljob_memory.workload import Hardware, ModelShape
+from rljob_memory.workload import Hardware, ModelShape, Workload, workload_of
 
 _ASSUMED = {
     "cuda": Hardware("cuda", device_memory_bytes=80 * GIB, host_memory_bytes=2048 * GIB, torch_version="2.11.0"),
@@ -75,7 +80,7 @@ def predict(
         if apart
         else None,
         shared_memory_bytes=max(shared_memory_bytes(plan.sync_bucket_bytes, device, *pod) for pod in pods),
-        disk=predicted_disk(spec, model, workload, device),
+        disk=_predicted_disk(spec, model, workload, device),
     )
 
 
@@ -109,3 +114,51 @@ def predict_before_plan(spec: RLJobSpec, model: ModelShape, device: DeviceKind) 
         plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (False, True)]
     predictions = [predict(spec, model, each, device) for each in plans]
     return max(predictions, key=lambda prediction: prediction.worker.peak_bytes)
+
+
+# Disk that a job needs for its checkpoints, its trained model, its model cache and compiled code.
+
+_HUB_BYTES_PER_PARAMETER = 2
+"""Models of the hub are stored in bfloat16."""
+
+_COMPILED_BYTES = 1 << 30
+"""Code that torch, Triton and vLLM compile for one model, and a copy while it is replaced: assumed. On a CPU,
+forward and backward of one small layer take 0.6 MB (tests/integration/test_pods_run.py), but the trainer
+compiles nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes on the checkpoints' volume."""
+
+    checkpoint_bytes: int
+    """One checkpoint."""
+    checkpoints: int
+    """Checkpoints that exist at once: those that are kept, and the one that is being written."""
+    model_bytes: int
+    """The trained model."""
+    cache_bytes: int
+    """Cache of a model of the hub; 0 if it is on another volume."""
+    compiled_bytes: int
+    """Compiled code; 0 if it is on another volume."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.checkpoints * self.checkpoint_bytes + self.model_bytes + self.cache_bytes + self.compiled_bytes
+
+
+def _predicted_disk(spec: RLJobSpec, model: ModelShape, workload: Workload, device: DeviceKind) -> Disk:
+    """The journal is not counted: a few MB a step, deleted with the checkpoints that cover it."""
+    lora = spec.policy.lora
+    exported = model.weight_bytes
+    if lora is not None and lora.export == "Adapter":
+        exported = 4 * model.adapter_parameters
+    cached = spec.model.uri.startswith("hf://") and spec.model.cache is None
+    on_claim = spec.model.cache is not None and spec.model.cache.compiled
+    return Disk(
+        checkpoint_bytes=snapshot_bytes(model, workload),
+        checkpoints=spec.checkpoint.keep + 1,
+        model_bytes=exported,
+        cache_bytes=_HUB_BYTES_PER_PARAMETER * model.parameters if cached else 0,
+        compiled_bytes=_COMPILED_BYTES if device == "cuda" and not on_claim else 0,
+    )

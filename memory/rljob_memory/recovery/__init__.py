@@ -2,12 +2,10 @@
 
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
-from rljob_memory.recovery.effect import observed, role_that_shows
-from rljob_memory.recovery.failure import FailureReport
-from rljob_memory.recovery.families import CHANGEABLE_SETTINGS
+from rljob_memory.recovery.failure import Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
+from rljob_memory.recovery.families import CHANGEABLE_SETTINGS, observed, role_that_shows
 from rljob_memory.recovery.profile import profile_of
 from rljob_memory.recovery.respond import prevent, respond
-from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.state import RecoveryState
 
 __all__ = [

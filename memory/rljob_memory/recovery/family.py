@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.plan_settings import name_of, text_of
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.plan_text import name_of, text_of
 from rljob_memory.recovery.state import NOT_OF_THE_PLAN
 
 

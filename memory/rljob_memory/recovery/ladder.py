@@ -9,13 +9,12 @@ from typing import get_args
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_api.roles import SupportedSetting
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.plan_settings import is_pinned, pinned_line, texts_of
 from rljob_memory.recovery.constraints import LEVELS
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
-from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
+from rljob_memory.recovery.families.processes_and_gpus import POLICY_GPUS
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.pins import is_pinned, pinned_line
-from rljob_memory.recovery.plan_text import texts_of
 
 _POLICY_AND_ROLLOUT: frozenset[Role] = frozenset({"policy", "rollout"})
 

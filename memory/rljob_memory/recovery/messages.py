@@ -9,7 +9,7 @@ from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyStat
 from rljob_api.quantity import quantity_bytes
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.recovery.plan_text import is_size
+from rljob_memory.plan_settings import is_size
 from rljob_memory.recovery.state import ENGINE_PROCESSES, PROCESSES
 from rljob_memory.sizes import human_bytes
 

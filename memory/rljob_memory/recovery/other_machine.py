@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
-from rljob_memory.recovery.plan_text import name_of, text_of
+from rljob_memory.plan_settings import name_of, text_of
 from rljob_memory.workload import Hardware, ModelShape, Workload
 
 PlanFacts = dict[str, Any]

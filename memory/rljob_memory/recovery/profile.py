@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rljob_api.lora import LoraSpec
 from rljob_api.memory_profile import MemoryProfile
+from rljob_api.roles import LoraSpec
 from rljob_memory.estimate import (
     activation_bytes_per_token,
     engine_weight_bytes,

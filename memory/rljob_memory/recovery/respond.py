@@ -22,13 +22,11 @@ from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Rol
 from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery import messages
-from rljob_memory.recovery.advice import own_advice, smaller_job_advice
 from rljob_memory.recovery.constraints import Constraints
-from rljob_memory.recovery.failure import Case, FailureReport
-from rljob_memory.recovery.families.engine_processes import FRESH_ENGINES
-from rljob_memory.recovery.families.policy_gpus import POLICY_GPUS
+from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
+from rljob_memory.recovery.families.policy_gpu_memory import OPTIMIZER_OFFLOAD
+from rljob_memory.recovery.families.processes_and_gpus import FRESH_ENGINES, POLICY_GPUS
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
-from rljob_memory.recovery.response import Changed, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.state import RecoveryState, counts
 
 MOST_CHANGES_WITHOUT_PROGRESS = 10
@@ -85,7 +83,7 @@ def prevent(
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:
-    """`Unknown` for a class that this version does not know."""
+    """The class of `diagnosis`; `Unknown` if this version does not know it."""
     name = diagnosis.class_name
     return FailureClass(name) if name in set(FailureClass) else FailureClass.UNKNOWN
 
@@ -158,7 +156,7 @@ def _grown(case: Case, place: _Place, constraints: Constraints) -> Changed | Non
 
 
 def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, constraints: Constraints) -> Iterator[Case]:
-    """The failure by each of its diagnoses, and at last as one of which only is known that memory ran out."""
+    """A case for each diagnosis of the failure, and a last one whose class is Unknown: memory ran out."""
     assert evidence.diagnoses, "evidence comes with its diagnoses"
     cases = [
         Case(
@@ -195,7 +193,7 @@ def _not_to_be_changed(case: Case, report: FailureReport) -> GiveUp | None:
         ladder = ladder_of(case)
         why = f"All changes of the memory plan are used: recovery.maxAdjustments is {recovery.max_adjustments}"
         bounds = [*ladder.pinned, *ladder.bounded, *_bound_of_growth(case)]
-        advice = [*bounds, "Raise recovery.maxAdjustments", own_advice(case)]
+        advice = [*bounds, "Raise recovery.maxAdjustments", _own_advice(case)]
         return _give_up(GiveUpReason.ADJUSTMENTS_EXHAUSTED, why, case, advice)
     if state.changes_since_progress >= MOST_CHANGES_WITHOUT_PROGRESS:
         why = f"No step was committed after {state.changes_since_progress} changes of the memory plan in a row"
@@ -219,8 +217,8 @@ def _bound_of_growth(case: Case) -> list[str]:
 
 def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | None = None) -> GiveUp:
     """`advice`: changes of the manifest; without any, the advice for the class."""
-    lines = advice or [own_advice(case)]
-    lines = [*lines, smaller_job_advice(case)]
+    lines = advice or [_own_advice(case)]
+    lines = [*lines, _smaller_job_advice(case)]
     return GiveUp(reason, messages.explanation(why, case.diagnosis, case.state.changes, lines))
 
 
@@ -255,3 +253,50 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
 
 def _plan_with(plan: MemoryPlan, changed: dict[str, object]) -> MemoryPlan:
     return plan.model_copy(update={**changed, "generation": plan.generation + 1})
+
+
+# Advice for people when recovery gives up: settings of this job, and those that only another job can have. Pure.
+
+_MOMENTS, _ADAPTERS = "policy.optimizer.moments: bfloat16", "policy.lora"
+
+_HELPING = {
+    FailureClass.ACTIVATION_SPIKE: (_MOMENTS, _ADAPTERS),
+    FailureClass.MODEL_WEIGHTS: (_ADAPTERS,),
+    FailureClass.OPTIMIZER_STATE: (_MOMENTS, _ADAPTERS),
+}
+_SMALLEST_PART = 50
+"""A saving of less than this part of a GPU is not worth another job."""
+
+
+def _own_advice(case: Case) -> str:
+    """The settings of this job that help, without one that frees nothing."""
+    of_class = case.failure_class.own_advice
+    if case.failure_class is not FailureClass.OPTIMIZER_STATE or case.profile is None:
+        return of_class
+    return of_class if OPTIMIZER_OFFLOAD.next_change(case) else messages.MORE_POLICY_GPUS
+
+
+def _smaller_job_advice(case: Case) -> str:
+    """A sentence with the bytes that each setting would save; empty if none would help, or if it is not known.
+
+    Settings that save less than the failure lacked are not named.
+    """
+    profile = case.profile
+    if profile is None or not profile.device_total_bytes or not (case.role == "policy" or case.shares_gpu):
+        return ""
+    least = max(profile.device_total_bytes // _SMALLEST_PART, case.need_bytes or 0)
+    saved = _savings(case)
+    helping = [(setting, saved[setting]) for setting in _HELPING.get(case.failure_class, ()) if saved[setting] >= least]
+    return messages.smaller_job_message(helping) if helping else ""
+
+
+def _savings(case: Case) -> dict[str, int]:
+    """Bytes of one GPU by setting. A state in host memory takes none of it."""
+    profile, offloaded = case.profile, case.plan.optimizer_offload
+    assert profile is not None
+    kept = profile.trained_bytes + (0 if offloaded else profile.optimizer_bytes)
+    has_adapters_to_gain = profile.trained_bytes and profile.adapter_policy_bytes
+    return {
+        _MOMENTS: 0 if offloaded else profile.smaller_moments_bytes,
+        _ADAPTERS: max(kept - profile.adapter_policy_bytes, 0) if has_adapters_to_gain else 0,
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
-from rljob_memory.recovery.plan_text import texts_of
+from rljob_memory.plan_settings import texts_of
 
 PROCESSES = "processes"
 """Name of the setting in a change that leaves the plan as it is and renews all processes."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rljob_api.names import GROUP, VERSION
+from rljob_api.metadata import GROUP, VERSION
 
 Object = dict[str, Any]
 """An object as plain data."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rljob_api.pod_template import PodTemplate
+from rljob_api.roles import PodTemplate
 from rljob_memory.allocator import (
     ALLOCATOR_VARIABLE,
     IGNORED_ALLOCATOR_VARIABLE,
     allocator_environment,
+    allocator_options,
     other_trainer_environment,
+    setting_problems,
     torch_release,
 )
-from rljob_memory.allocator_settings import allocator_options, setting_problems
 from rljob_operator.events import EventNote
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.pod_layout import WorkerGroup

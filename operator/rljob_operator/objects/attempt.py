@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.names import API_VERSION
+from rljob_api.metadata import API_VERSION
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import Role
 from rljob_operator import labels

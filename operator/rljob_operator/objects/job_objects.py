@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import shown
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names

@@ -12,7 +12,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
 from rljob_memory.next_plan import adapter_changes
-from rljob_memory.recovery.plan_text import name_of
+from rljob_memory.plan_settings import name_of
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.pod_layout import WorkerGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_api.job import RLJobSpec
-from rljob_api.pod_template import PodTemplate
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_operator.names import controller_pod_name, worker_pod_name

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import shown
+from rljob_api.roles import PodTemplate
 from rljob_operator import labels
 from rljob_operator.objects.pod_volumes import FIXED_VOLUMES
 from rljob_operator.objects.pods import CONTAINER

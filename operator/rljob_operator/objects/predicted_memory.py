@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rljob_api.job import RLJobSpec
-from rljob_api.pod_template import PodTemplate
 from rljob_api.quantity import byte_quantity, quantity_bytes
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_memory.planning.host_memory import DeviceKind, HostMemory
 from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.attempt_settings import AttemptSettings
-from rljob_api.names import API_VERSION, GROUP, checkpoint_claim_name
+from rljob_api.metadata import API_VERSION, GROUP, checkpoint_claim_name
 from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes

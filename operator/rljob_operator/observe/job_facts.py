@@ -11,15 +11,14 @@ from typing import Any
 import pydantic
 from pydantic_core import to_json
 
-from rljob_api.all_errors import all_errors
 from rljob_api.bounds import within_bounds
 from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.manifest import dotted
+from rljob_api.manifest.problems import ProblemText, checked
+from rljob_api.manifest.yaml_document import Document
 from rljob_api.metadata import Metadata
-from rljob_api.problem_text import ProblemText
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import StepReportStatus
-from rljob_api.yaml_document import Document
 from rljob_operator import labels
 from rljob_operator.kube.client import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
@@ -158,7 +157,7 @@ def _parsed_status(status: Object | None) -> RLJobStatus | None:
 
 def _problem(stored: Object) -> str:
     text = ProblemText(Document(stored, {}))
-    messages = [f"{dotted(error['loc'])}: {text.of(error)}" for error in all_errors(stored)[:_MAX_ERRORS]]
+    messages = [f"{dotted(error['loc'])}: {text.of(error)}" for error in checked(stored).errors[:_MAX_ERRORS]]
     return "; ".join(messages)[:_MAX_PROBLEM] or "cannot parse the object"
 
 

@@ -13,7 +13,7 @@ from rljob_api.status import OutOfMemoryStatus, Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
-from rljob_memory.recovery.growth import policy_growth
+from rljob_memory.recovery.constraints import policy_growth
 from rljob_operator.events import EventReason
 from rljob_operator.objects.predicted_memory import predicted_limit_bytes
 from rljob_operator.reconcile.attempt_result import REQUESTED, AttemptResult, Failed, counted_attempts

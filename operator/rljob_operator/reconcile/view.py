@@ -9,8 +9,7 @@ from enum import Enum, auto
 from functools import cached_property
 
 from rljob_api.conditions import ConditionReason, ConditionType
-from rljob_api.grown_job import grown_spec
-from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus, Role, RolePods
 from rljob_api.step_report import Evidence, PendingExit, StepReportStatus

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 
-from rljob_api.names import GROUP
+from rljob_api.metadata import GROUP
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.connection import Connection, connect
 from rljob_operator.kube.errors import ApiError, RetryPolicy

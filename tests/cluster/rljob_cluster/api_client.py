@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_cluster.certificates import KeyPair
+from rljob_cluster.commands import ClusterError
 from rljob_cluster.control_plane_programs import ADMIN_GROUP, ADMIN_USER, ControlPlaneLayout
-from rljob_cluster.errors import ClusterError
 
 READY_SECONDS = ESTABLISHED_SECONDS = 240.0
 """Tests of other processes may leave the API server a tenth of two cores for a while."""

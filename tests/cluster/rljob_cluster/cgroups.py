@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_cluster.errors import ClusterError
+from rljob_cluster.commands import ClusterError
 from rljob_cluster.layout import CGROUP, NODES
 
 MOUNT = Path("/sys/fs/cgroup")

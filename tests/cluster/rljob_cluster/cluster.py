@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
-from rljob_cluster import cgroups, cluster_programs, machine, node_config
+import yaml
+
+from rljob_cluster import cgroups, machine, node_programs
 from rljob_cluster.api_client import ApiClient, admin_client
-from rljob_cluster.binaries import MODULES
-from rljob_cluster.build import build
-from rljob_cluster.cluster_programs import DNS_HEALTH_PORT, PROXY_HEALTH_PORT
-from rljob_cluster.commands import run
+from rljob_cluster.binaries import KWOK, MODULES, SOURCES, build
+from rljob_cluster.commands import ClusterError, Progress, run
 from rljob_cluster.control_plane_programs import write_credentials
-from rljob_cluster.errors import ClusterError
 from rljob_cluster.images import load_archive, write_pause_archive
 from rljob_cluster.layout import CONTROL_PLANE_ADDRESS, NODES, ClusterLayout, Node
-from rljob_cluster.node_status import GPU_RESOURCE, reports_ready
-from rljob_cluster.progress import Progress
-from rljob_cluster.requirements import require_packages, require_root
+from rljob_cluster.node_programs import DNS_HEALTH_PORT, GPU_LABELS, PROXY_HEALTH_PORT
+from rljob_cluster.status import GPU_RESOURCE, reports_ready
 
 MANIFESTS = Path(__file__).parent / "manifests"
 START_SECONDS = 240.0
@@ -96,21 +95,21 @@ def write_files(layout: ClusterLayout) -> None:
     write_credentials(layout.control_plane)
     authority, url = layout.control_plane.authority, layout.control_plane.url
     users = {
-        "kube-proxy": cluster_programs.PROXY_USER,
-        "coredns": cluster_programs.DNS_USER,
-        "volume-provisioner": cluster_programs.VOLUME_PROVISIONER_USER,
+        "kube-proxy": node_programs.PROXY_USER,
+        "coredns": node_programs.DNS_USER,
+        "volume-provisioner": node_programs.VOLUME_PROVISIONER_USER,
     }
     for name, user in users.items():
         authority.kubeconfig(layout.control_plane.kubeconfig(name), url, user)
-    layout.corefile.write_text(cluster_programs.corefile(layout))
+    layout.corefile.write_text(node_programs.corefile(layout))
     for node in NODES:
         files = layout.node(node)
         files.cni_config.mkdir(parents=True)
         kubeconfig = layout.control_plane.kubeconfig(node.name)
         authority.kubeconfig(kubeconfig, url, f"system:node:{node.name}", "system:nodes")
-        files.containerd_config.write_text(node_config.containerd_config(layout, node))
-        files.kubelet_config.write_text(node_config.kubelet_config(layout, node))
-        (files.cni_config / "pods.conflist").write_text(node_config.cni_config(layout, node))
+        files.containerd_config.write_text(node_programs.containerd_config(layout, node))
+        files.kubelet_config.write_text(node_programs.kubelet_config(layout, node))
+        (files.cni_config / "pods.conflist").write_text(node_programs.cni_config(layout, node))
 
 
 def install_addons(layout: ClusterLayout) -> None:
@@ -187,3 +186,82 @@ def held(lock: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+# Requirements of a cluster on the machine, other than Python and Go.
+
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+CNI_PLUGINS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+PROGRAMS = {
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "mount": "mount",
+    "runc": "runc",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
+
+
+def require_root(what: str) -> None:
+    """Raises ClusterError if this process does not run as root."""
+    if os.geteuid() != 0:
+        raise ClusterError(
+            f"{what} needs root; this process has user id {os.geteuid()}. Run it with sudo. "
+            "`build` and `control-plane` work without."
+        )
+
+
+def require_packages() -> None:
+    """Raises ClusterError with the command that installs missing packages."""
+    if missing := missing_packages():
+        raise ClusterError(
+            f"this machine lacks {', '.join(missing)}. On Debian and Ubuntu: apt-get install {' '.join(missing)}"
+        )
+
+
+def missing_packages() -> list[str]:
+    """Debian packages whose programs are missing."""
+    missing = {package for program, package in PROGRAMS.items() if not shutil.which(program, path=SEARCH_PATH)}
+    if not any((folder / "ptp").exists() for folder in CNI_PLUGINS):
+        missing.add("containernetworking-plugins")
+    return sorted(missing)
+
+
+# Nodes without a machine, for tests of scale: KWOK simulates their kubelets. A taint keeps other pods away.
+
+TAINT = "kwok.x-k8s.io/node"
+# A node becomes and stays Ready; a pod becomes ready, completes and is deleted.
+STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
+
+
+def add_fake_nodes(layout: ClusterLayout, count: int, progress: Progress) -> None:
+    """Ensure that at least `count` fake nodes exist, every second one with eight GPUs."""
+    build([KWOK], layout.binaries, progress)
+    with progress.step(f"adding {count} fake nodes"):
+        if not layout.kwok_config.exists():
+            layout.kwok_config.write_text(stages())
+        manifest = yaml.safe_dump_all([fake_node(position) for position in range(count)])
+        kubectl = (layout.binaries / "kubectl", "--kubeconfig", layout.kubeconfig)
+        run(*kubectl, "apply", "--server-side", "-f", "-", input=manifest.encode())
+
+
+def fake_node(position: int) -> dict[str, Any]:
+    name = f"fake-{position:03}"
+    gpus = 8 * (position % 2)
+    resources = {"cpu": "128", "memory": "1Ti", "pods": "1000"} | ({GPU_RESOURCE: str(gpus)} if gpus else {})
+    labels = {"kubernetes.io/hostname": name, "type": "kwok"} | (GPU_LABELS if gpus else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": {TAINT: "fake"}},
+        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def stages() -> str:
+    """Stages from the Go module of KWOK."""
+    downloaded = run("go", "-C", SOURCES / KWOK.name, "mod", "download", "-json", "sigs.k8s.io/kwok")
+    folder = Path(json.loads(downloaded)["Dir"]) / "kustomize" / "stage"
+    files = [file for stage in STAGES for file in sorted((folder / stage).glob("*.yaml"))]
+    return "---\n".join(file.read_text() for file in files if file.name != "kustomization.yaml")

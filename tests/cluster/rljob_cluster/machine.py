@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from rljob_cluster import cgroups
-from rljob_cluster.commands import run
-from rljob_cluster.errors import ClusterError
+from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.layout import HOST_ADDRESS, ClusterLayout
 
 HOST_LINK = "rljob-cluster"

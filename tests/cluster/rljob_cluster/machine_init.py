@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rljob_cluster import cgroups, cluster_programs, control_plane_programs
+from rljob_cluster import cgroups, control_plane_programs, node_programs
 from rljob_cluster.api_client import admin_client
-from rljob_cluster.commands import run
+from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.control_plane_programs import SERVICE_RANGE
-from rljob_cluster.errors import ClusterError
 from rljob_cluster.layout import CONTROL_PLANE_ADDRESS, NODES, ClusterLayout
 from rljob_cluster.machine import UPLINK
-from rljob_cluster.supervisor import Supervisor
 
 NAMESPACES = ("--fork", "--pid", "--mount-proc", "--mount", "--net", "--ipc", "--propagation=private", "--kill-child")
 # Programs write to these folders regardless of their configuration; each cluster has its own, in memory.
@@ -59,7 +58,7 @@ def boot(layout: ClusterLayout) -> None:
     while True:
         supervisor.restart_ended()
         if layout.kwok_config.exists():
-            supervisor.ensure("kwok", cluster_programs.kwok(layout))
+            supervisor.ensure("kwok", node_programs.kwok(layout))
         time.sleep(0.5)
 
 
@@ -67,7 +66,7 @@ def start_control_plane(layout: ClusterLayout, supervisor: Supervisor) -> None:
     control_plane = layout.control_plane
     supervisor.ensure("etcd", control_plane_programs.etcd(control_plane))
     for node in NODES:
-        supervisor.ensure(f"containerd-{node.name}", cluster_programs.containerd(layout, node))
+        supervisor.ensure(f"containerd-{node.name}", node_programs.containerd(layout, node))
     supervisor.ensure("kube-apiserver", control_plane_programs.api_server(control_plane))
     admin_client(control_plane).wait_ready(supervisor.restart_ended)
     supervisor.ensure("kube-controller-manager", control_plane_programs.controller_manager(control_plane))
@@ -77,10 +76,10 @@ def start_control_plane(layout: ClusterLayout, supervisor: Supervisor) -> None:
 def start_nodes(layout: ClusterLayout, supervisor: Supervisor) -> None:
     for node in NODES:
         wait_for(layout.node(node).containerd_socket)
-        supervisor.ensure(f"kubelet-{node.name}", cluster_programs.kubelet(layout, node))
-    supervisor.ensure("kube-proxy", cluster_programs.kube_proxy(layout))
-    supervisor.ensure("coredns", cluster_programs.coredns(layout))
-    supervisor.ensure("volume-provisioner", cluster_programs.volume_provisioner(layout))
+        supervisor.ensure(f"kubelet-{node.name}", node_programs.kubelet(layout, node))
+    supervisor.ensure("kube-proxy", node_programs.kube_proxy(layout))
+    supervisor.ensure("coredns", node_programs.coredns(layout))
+    supervisor.ensure("volume-provisioner", node_programs.volume_provisioner(layout))
 
 
 # --- machine ---
@@ -121,6 +120,66 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > end:
             raise ClusterError(f"{path} does not exist after {CONTAINERD_SECONDS:.0f} s")
         time.sleep(0.05)
+
+
+# Supervision of programs, as by a machine's init process.
+
+RESTART_SECONDS = 1.0
+"""Minimum seconds between two starts of a program."""
+
+
+@dataclass(slots=True)
+class Supervised:
+    command: list[str]
+    pid: int | None
+    started: float
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Starts programs, each with its own log, restarts programs that exit, and reaps orphaned processes."""
+
+    logs: Path
+    search_path: str
+    _programs: dict[str, Supervised] = field(default_factory=dict, init=False)
+
+    def ensure(self, name: str, command: list[str]) -> None:
+        """Start the program unless it is supervised already."""
+        if name not in self._programs:
+            self._programs[name] = Supervised(command, self._spawn(name, command), time.monotonic())
+
+    def restart_ended(self) -> None:
+        """Reap processes that exited, and restart programs that are due. Does not wait."""
+        for pid, status in _ended():
+            for name, program in self._programs.items():
+                if program.pid == pid:
+                    program.pid = None
+                    print(f"{name} (process {pid}) exited with code {os.waitstatus_to_exitcode(status)}", flush=True)
+        for name, program in self._programs.items():
+            if program.pid is None and time.monotonic() - program.started >= RESTART_SECONDS:
+                program.pid, program.started = self._spawn(name, program.command), time.monotonic()
+
+    def _spawn(self, name: str, command: list[str]) -> int:
+        log = os.open(self.logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            output = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+            environment = {"PATH": self.search_path, "HOME": "/root"}
+            return os.posix_spawn(command[0], command, environment, file_actions=output, setsid=True)
+        finally:
+            os.close(log)
+
+
+def _ended() -> list[tuple[int, int]]:
+    """Processes that exited since the last call, with their wait status."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
 
 
 if __name__ == "__main__":

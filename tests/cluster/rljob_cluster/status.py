@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,6 @@ from rljob_cluster.api_client import admin_client
 from rljob_cluster.commands import run
 from rljob_cluster.images import node_images
 from rljob_cluster.layout import NODES, ClusterLayout
-from rljob_cluster.node_status import gpus, reports_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,18 @@ def disk(layout: ClusterLayout) -> str:
         return "nothing"
     lines = run("du", "--summarize", "--block-size=1M", *there).splitlines()
     return ", ".join(f"{folder} {size} MB" for size, folder in (line.split("\t") for line in lines))
+
+
+# Status of Node objects.
+
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+def reports_ready(node: dict[str, Any]) -> bool:
+    conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", ())}
+    return conditions.get("Ready") == "True"
+
+
+def gpus(node: dict[str, Any]) -> int:
+    """Number of GPUs that pods can use on the node."""
+    return int(node["status"].get("allocatable", {}).get(GPU_RESOURCE, 0))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import Object, condition, digits, finished, holds, status, wait_for_event
-from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.cluster import (
+    InstalledOperator,
+    Kubectl,
+    Object,
+    condition,
+    digits,
+    finished,
+    holds,
+    status,
+    wait_for_event,
+)
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from tests.e2e.test_built_images import OPERATOR

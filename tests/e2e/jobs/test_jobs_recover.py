@@ -7,8 +7,9 @@ from typing import Any
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
-from rljob_testing.cluster.installed_operator import NAMESPACE
-from rljob_testing.cluster.job_status import (
+from rljob_testing.cluster import (
+    NAMESPACE,
+    Kubectl,
     Object,
     account,
     at_step,
@@ -18,7 +19,6 @@ from rljob_testing.cluster.job_status import (
     status,
     wait_for_event,
 )
-from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.patience import PATIENCE_SECONDS
 
 WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}

@@ -11,8 +11,10 @@ from typing import Any
 
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing import hub_server
-from rljob_testing.cluster.installed_operator import NAMESPACE, InstalledOperator
-from rljob_testing.cluster.job_status import (
+from rljob_testing.cluster import (
+    NAMESPACE,
+    InstalledOperator,
+    Kubectl,
     at_step,
     attempt,
     condition,
@@ -22,10 +24,8 @@ from rljob_testing.cluster.job_status import (
     status,
     wait_for_event,
 )
-from rljob_testing.cluster.kubectl import Kubectl
 from rljob_testing.hub_server import REPOSITORY
-from rljob_testing.operator.eventually import eventually
-from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.patience import PATIENCE_SECONDS, eventually
 from tests.e2e.test_built_images import TRAINER
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import digits, holds
-from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.cluster import InstalledOperator, Kubectl, digits, holds
 from rljob_testing.soak.cluster import SoakCluster
 from rljob_testing.soak.report import problems, row
 from rljob_testing.soak.soak import SoakSettings, run_soak

@@ -11,12 +11,9 @@ import yaml
 
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster.installed_operator import InstalledOperator
-from rljob_testing.cluster.job_status import Object, finished, holds, status, wait_for_event
-from rljob_testing.cluster.kubectl import Kubectl
+from rljob_testing.cluster import InstalledOperator, Kubectl, Object, finished, holds, status, wait_for_event
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
-from rljob_testing.patience import PATIENCE_SECONDS
+from rljob_testing.patience import PATIENCE_SECONDS, eventually
 from rljob_testing.repository import ROOT
 from tests.e2e.image_container import build_images
 from tests.e2e.test_built_images import TRAINER

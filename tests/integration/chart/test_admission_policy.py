@@ -18,7 +18,7 @@ from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import build_job_objects
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator.api_client import ApiClient, refusal
-from rljob_testing.operator.eventually import eventually
+from rljob_testing.patience import eventually
 from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object, job
 
 VALUES = {

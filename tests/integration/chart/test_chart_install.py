@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rljob_testing.operator.eventually import eventually
+from rljob_testing.patience import eventually
 from tests.integration.chart.conftest import CHART, NAMES, RELEASE, RELEASE_NAMESPACE, CommandLine, Install, Object, job
 
 FINALIZER = "rljob.dev/pods-end-first"

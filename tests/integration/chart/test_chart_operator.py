@@ -17,10 +17,9 @@ import yaml
 
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.manifests import node, node_status
-from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
-from rljob_testing.operator.restarts import kept_running
+from rljob_testing.operator.operator_process import OperatorProcess, kept_running, write_kubeconfig
+from rljob_testing.patience import eventually
 from tests.integration.chart.conftest import (
     CHART,
     NAMES,

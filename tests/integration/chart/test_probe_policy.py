@@ -11,7 +11,7 @@ import yaml
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.objects import probe
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
+from rljob_testing.patience import eventually
 from rljob_testing.repository import ROOT
 from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object
 

@@ -13,17 +13,25 @@ from typing import Any
 import pytest
 
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
+from rljob_cluster.commands import ClusterError
 from rljob_cluster.control_plane import ControlPlane
-from rljob_cluster.errors import ClusterError
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.operator_process import BLOCK, OperatorProcess, port_block, write_kubeconfig
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, kept_running, restart
+from rljob_testing.operator.operator_process import (
+    BLOCK,
+    OPERATOR_NAMESPACE,
+    OperatorProcess,
+    forget_leader,
+    kept_running,
+    port_block,
+    restart,
+    write_kubeconfig,
+)
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually
 from rljob_testing.repository import ROOT
 
 NewJob = Callable[..., WatchedJob]

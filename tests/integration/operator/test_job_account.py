@@ -11,11 +11,11 @@ from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import token_of
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_operator import labels
 from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import forget_leader
+from rljob_testing.operator.operator_process import OperatorProcess, forget_leader
 from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 from tests.integration.operator.conftest import Kubectl, NewJob
 
 CONTROLLER, POLICY = controller_pod_name("job"), worker_pod_name("job", "policy", 0)

@@ -16,13 +16,12 @@ from rljob_operator.objects.gang_scheduling import ADMISSION_GATE, QUEUE_LABEL
 from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import KUEUE, VOLCANO, ModuleUnavailable, module_files
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import restart
+from rljob_testing.operator.operator_process import OperatorProcess, restart
 from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 from tests.integration.operator.conftest import NewJob, RestartedWith, run_kubectl
 
 

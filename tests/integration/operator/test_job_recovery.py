@@ -13,12 +13,16 @@ from rljob_api.exit_codes import ExitCode
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import KILLED_EFFECT_SECONDS, killed_after_each_change, outcome
+from rljob_testing.operator.operator_process import (
+    KILLED_EFFECT_SECONDS,
+    OperatorProcess,
+    killed_after_each_change,
+    outcome,
+)
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually
 
 Fail = Callable[[WatchedJob], None]
 

@@ -12,10 +12,10 @@ from rljob_operator import labels
 from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient, refusal
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 from rljob_testing.repository import ROOT
 from tests.integration.operator.conftest import NewJob, restricted_pod
 

@@ -9,11 +9,11 @@ import pytest
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.operator_process import OperatorProcess
+from rljob_testing.patience import eventually
 from tests.integration.operator.conftest import restricted_pod
 
 Object = dict[str, Any]

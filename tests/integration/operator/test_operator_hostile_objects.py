@@ -19,10 +19,10 @@ from rljob_operator.reconcile.status import BURST, SECONDS_PER_WRITE
 from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually
 from tests.integration.operator.conftest import Kubectl, run_kubectl
 
 STALLED_MESSAGE = 'jsonpath={.status.conditions[?(@.type=="Stalled")].message}'

@@ -12,13 +12,12 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import OPERATOR
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
-from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, kept_running
+from rljob_testing.operator.operator_process import OPERATOR_NAMESPACE, OperatorProcess, kept_running, write_kubeconfig
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 from tests.integration.operator.conftest import SETTINGS
 
 OURS = f"{OPERATOR_NAMESPACE}/rljob-operator"

@@ -15,11 +15,16 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.runtime.reconcile_loop import ANNOTATION
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import eventually, holds_for
 from rljob_testing.operator.fault_proxy import FaultProxy
-from rljob_testing.operator.operator_process import OperatorProcess
-from rljob_testing.operator.restarts import OPERATOR_NAMESPACE, forget_leader, kept_running, restart
+from rljob_testing.operator.operator_process import (
+    OPERATOR_NAMESPACE,
+    OperatorProcess,
+    forget_leader,
+    kept_running,
+    restart,
+)
 from rljob_testing.operator.watched_job import WatchedJob
+from rljob_testing.patience import eventually, holds_for
 from rljob_testing.repository import ROOT
 from tests.integration.operator.conftest import SETTINGS, NewJob, run_kubectl
 

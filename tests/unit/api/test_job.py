@@ -10,8 +10,8 @@ import pytest
 from rljob_api.custom_resource import rljob_definition
 from rljob_api.generate import generated_files
 from rljob_api.job import RLJob
-from rljob_api.memory_settings import MemorySettings
-from rljob_api.structural_schema import structural_schema
+from rljob_api.memory_plan import MemorySettings
+from rljob_api.schemas import structural_schema
 from tests.unit.api.api_server import parts, with_defaults
 
 VERSION = rljob_definition()["spec"]["versions"][0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemorySettings
 from rljob_api.quantity import byte_quantity, quantity_bytes, quantity_value
 from rljob_operator.objects.template_checks import quantity_text
 

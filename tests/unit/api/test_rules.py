@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.all_errors import all_errors
 from rljob_api.custom_resource import rljob_definition
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted
-from rljob_api.structural_schema import structural_schema
+from rljob_api.manifest.problems import checked
+from rljob_api.schemas import structural_schema
 from tests.unit.api.api_server import broken_rules, holds, parts, with_defaults
 
 SCHEMA = structural_schema(RLJob)
@@ -37,7 +37,7 @@ def told_by_cel(manifest: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def told_by_python(manifest: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(dotted(error["loc"]), error["msg"]) for error in all_errors(manifest)}
+    return {(dotted(error["loc"]), error["msg"]) for error in checked(manifest).errors}
 
 
 EXAMPLES = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text())
@@ -167,4 +167,4 @@ def test_the_api_server_refuses_the_names_that_python_refuses(name: str, valid: 
     schema = rljob_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     manifest = job() | {"metadata": {"name": name}}
     assert (broken_rules(with_defaults(manifest, schema), schema) == set()) is valid
-    assert (all_errors(manifest) == []) is valid
+    assert (checked(manifest).errors == []) is valid

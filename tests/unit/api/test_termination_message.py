@@ -10,14 +10,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_api.bounds import is_storable, storable
+from rljob_api.manifest.yaml_document import read_documents
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import is_storable, storable
 from rljob_api.termination_message import (
     MAX_TERMINATION_MESSAGE_BYTES,
     TerminationMessage,
     read_termination_message,
 )
-from rljob_api.yaml_document import read_documents
 
 
 def evidence(message: str) -> Evidence:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted, only_job
-from rljob_api.unread_fields import _INEFFECTIVE, READERS, unread_fields
+from rljob_api.manifest.unread_fields import _INEFFECTIVE, READERS, unread_fields
+from rljob_api.schemas import Schema, inlined_schema
 from rljob_testing.repository import EXAMPLES
 
 _WHOLE = ("model.cache", "task.answer", "task.files", "policy.lora", "trainer")

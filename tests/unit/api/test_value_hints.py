@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.inlined_schema import Schema, inlined_schema
 from rljob_api.job import RLJob
 from rljob_api.manifest import Problem
-from rljob_api.option_names import OPTION_NAMES, OPTION_VALUES, normalized
-from rljob_api.problem_text import schema_at
-from rljob_api.task_args import JsonlArgs
+from rljob_api.manifest.option_names import OPTION_NAMES, OPTION_VALUES, normalized
+from rljob_api.manifest.problems import schema_at
+from rljob_api.schemas import Schema, inlined_schema
+from rljob_api.task import JsonlArgs
 
 ProblemsOf = Callable[[str], list[Problem]]
 REQUIRED = {"model": "{uri: 'hf://a/b'}", "task": "{name: digits}", "algorithm": "{steps: 1}"}

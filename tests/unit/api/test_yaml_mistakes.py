@@ -7,8 +7,7 @@ import itertools
 import pytest
 import yaml
 
-from rljob_api.yaml_document import read_documents
-from rljob_api.yaml_mistakes import explain
+from rljob_api.manifest.yaml_document import explain, read_documents
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from cryptography import x509
 
 from rljob_cluster import api_client, cgroups
 from rljob_cluster.api_client import ApiClient
-from rljob_cluster.built_images import chain_ids, layer_stack
 from rljob_cluster.certificates import Authority
-from rljob_cluster.errors import ClusterError
+from rljob_cluster.commands import ClusterError
+from rljob_cluster.image_files import SmallImage, chain_ids, layer_stack, write_archive, write_metadata_archive
 from rljob_cluster.images import images_of
-from rljob_cluster.oci_archive import SmallImage, write_archive, write_metadata_archive
 
 IMAGE = SmallImage("localhost/test:1", {"bin/tool": b"program"}, {"bin/alias": "tool"}, ("/bin/tool",))
 

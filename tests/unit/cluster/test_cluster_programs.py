@@ -16,15 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rljob_cluster import cluster, requirements
-from rljob_cluster.binaries import MODULES, SOURCES, Module, require_binaries, versions_key
-from rljob_cluster.build import build
-from rljob_cluster.child_process import ChildProcess
-from rljob_cluster.control_plane import ControlPlane
-from rljob_cluster.errors import ClusterError
+from rljob_cluster import cluster
+from rljob_cluster.binaries import MODULES, SOURCES, Module, build, require_binaries, versions_key
+from rljob_cluster.cluster import PROGRAMS, require_packages
+from rljob_cluster.commands import ClusterError, Progress
+from rljob_cluster.control_plane import ChildProcess, ControlPlane
 from rljob_cluster.layout import ClusterLayout
-from rljob_cluster.progress import Progress
-from rljob_cluster.requirements import PROGRAMS, require_packages
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
 FILES = st.dictionaries(st.text("abc/.", min_size=1), st.binary(max_size=8), max_size=4)
@@ -73,8 +70,8 @@ def test_what_is_missing_is_named_with_the_command_that_provides_it(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"needs root; this process has user id 1000.*`build` and `control-plane`"):
         cluster.require_up(ClusterLayout(tmp_path, tmp_path))
-    monkeypatch.setattr(requirements, "SEARCH_PATH", "/nowhere")
-    monkeypatch.setattr(requirements, "CNI_PLUGINS", ())
+    monkeypatch.setattr(cluster, "SEARCH_PATH", "/nowhere")
+    monkeypatch.setattr(cluster, "CNI_PLUGINS", ())
     with pytest.raises(ClusterError, match=r"apt-get install containernetworking-plugins iproute2"):
         require_packages()
     listed = (SOURCES.parent / "packages.txt").read_text().split()
@@ -106,7 +103,7 @@ def test_a_child_exits_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = f"""
 import os, signal
 from pathlib import Path
-from rljob_cluster.child_process import ChildProcess
+from rljob_cluster.control_plane import ChildProcess
 said = Path("{tmp_path}/pid")
 script = f"echo $$ > {{said}}.partial; mv {{said}}.partial {{said}}; exec sleep 60"
 child = ChildProcess(["/bin/sh", "-c", script], Path("{tmp_path}/log"))

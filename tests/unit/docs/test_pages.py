@@ -11,8 +11,7 @@ import torch
 import yaml
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.roles import SupportedSetting
 from rljob_client.run_directory.records import LedgerRecord, StepRecord
 from rljob_operator.objects.pod_environment import plan_variables

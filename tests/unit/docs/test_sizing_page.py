@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemorySettings
 from rljob_memory.estimate import (
     OPTIMIZER_STEP_BYTES,
     POLICY_BESIDE_TORCH_BYTES,

@@ -13,13 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from image_build import cli, debian_base, progress
+from image_build import builders, cli, debian_base
 from image_build.builders import Buildah, Docker, LocalImage, find_builder
-from image_build.errors import ImageBuildError
-from image_build.inputs import content_key, input_files
 from image_build.package_index import PackageIndex, build_secrets, package_index, pip_settings, uv_settings
-from image_build.provenance import revision, source
-from image_build.recipes import Recipe, model, operator, trainer
+from image_build.recipes import (
+    ImageBuildError,
+    Recipe,
+    content_key,
+    input_files,
+    model,
+    operator,
+    revision,
+    source,
+    trainer,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +106,12 @@ def test_an_image_is_built_once_for_the_same_inputs_or_on_request(monkeypatch: p
 def test_progress_has_the_steps_and_a_failure_its_last_lines_and_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(builders, "LOGS", tmp_path / "logs")
     program = "print('STEP 1/2: RUN install'); print('no such package'); exit({})"
-    progress.run_with_progress("trainer", [sys.executable, "-c", program.format(0)], step=Buildah.step, environment={})
+    builders.run_with_progress("trainer", [sys.executable, "-c", program.format(0)], step=Buildah.step, environment={})
     command = [sys.executable, "-c", program.format(3)]
     with pytest.raises(ImageBuildError, match="no such package") as error:
-        progress.run_with_progress("operator", command, step=Buildah.step, environment={})
+        builders.run_with_progress("operator", command, step=Buildah.step, environment={})
     assert str(tmp_path / "logs" / "operator.log") in str(error.value)
     assert re.search(r"operator +\d+ s +STEP 1/2: RUN install", out := capsys.readouterr().out)
     assert "no such package" not in out

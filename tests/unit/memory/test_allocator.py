@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.api_model import Toggle
-from rljob_memory.allocator import allocator_environment, other_trainer_environment, torch_release
-from rljob_memory.allocator_settings import allocator_options, setting_problems
+from rljob_memory.allocator import (
+    allocator_environment,
+    allocator_options,
+    other_trainer_environment,
+    setting_problems,
+    torch_release,
+)
 
 
 def test_the_controller_sees_no_gpu() -> None:

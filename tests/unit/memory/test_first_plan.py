@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemorySettings
 from rljob_api.topology import Topology
 from rljob_memory.estimate import (
     POLICY_BESIDE_TORCH_BYTES,
@@ -31,7 +31,7 @@ from rljob_memory.plan import (
     first_plan,
     keeps_snapshots,
 )
-from rljob_memory.recovery.plan_text import texts_of
+from rljob_memory.plan_settings import texts_of
 from rljob_memory.sizes import GIB, MIB
 
 LAPTOP = Hardware("cpu", 0, 8 * GIB, "2.13.0")

@@ -18,12 +18,11 @@ from rljob_memory.planning.host_memory import (
     loading_bytes,
     worker_host_memory,
 )
-from rljob_memory.planning.job_workload import workload_of
 from rljob_memory.planning.limits import claim_bytes, limit_bytes, low_limits, request_bytes, small_claim
 from rljob_memory.planning.model_size import parameters_in_name, shape_in_uri, typical_shape
 from rljob_memory.planning.prediction import copies_in_host_memory, predict, predict_before_plan
 from rljob_memory.sizes import GIB, MIB
-from rljob_memory.workload import Hardware, ModelShape, Workload
+from rljob_memory.workload import Hardware, ModelShape, Workload, workload_of
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.repository import ROOT
 

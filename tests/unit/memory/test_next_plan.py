@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
-from rljob_memory.recovery.plan_text import texts_of
+from rljob_memory.plan_settings import texts_of
 
 
 def spec(adapter: str | None = None, memory: dict[str, Any] | None = None, **algorithm: Any) -> RLJobSpec:

@@ -13,7 +13,7 @@ import torch
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.errors import RunError
-from rljob_memory.allocator_settings import setting_problems
+from rljob_memory.allocator import setting_problems
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.exporting_rank import ExportingRank

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from rljob_probe.adapters import trl, verl
-from rljob_probe.adapters.changes import changes_of, divisor
+from rljob_probe.adapters import changes_of, divisor, trl, verl
 from tests.unit.probe.probed_program import ProbedProgram
 
 BATCH_SIZE = "per_device_train_batch_size"

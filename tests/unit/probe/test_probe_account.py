@@ -14,7 +14,7 @@ from rljob_memory.evidence import CollectedEvidence, read_evidence
 from rljob_memory.evidence.activity import Activity
 from rljob_probe import account
 from rljob_probe.circumstances import phase_of
-from rljob_probe.engine_start import CHECKS
+from rljob_probe.observer import CHECKS
 from tests.unit.probe.probed_program import ProbedProgram
 
 GIB = 1 << 30
@@ -46,7 +46,7 @@ def test_torchs_thread_of_the_backward_pass_has_no_python_on_its_stack() -> None
 STEPS = """
 import sys, torch
 torch.cuda.use()
-sys.modules["rljob_probe.step_memory"].SECONDS_BETWEEN_SAMPLES = %s
+sys.modules["rljob_probe.account"].SECONDS_BETWEEN_SAMPLES = %s
 optimizer = torch.optim.Optimizer()
 for step in range(90):
     torch.cuda.allocated = (1 << 30) + step * (60 << 20)

@@ -145,7 +145,7 @@ def test_the_import_that_finds_torch_loaded_finds_its_module() -> None:
     # Without site packages, the finder after the probe's is that of the builtin modules.
     code = """
 import importlib.machinery, sys, types
-from rljob_probe.torch_import import when_torch_is_imported
+from rljob_probe.import_hooks import when_torch_is_imported
 
 called = []
 for name in ("torch", "torch.cuda"):

@@ -15,9 +15,8 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
 from rljob_memory.evidence.allocator_message import parse_allocator_message
 from rljob_probe import cgroup, notes
-from rljob_probe.explanation import explanation_of, report_exit
+from rljob_probe.explanation import encoded, explanation_of, report_exit
 from rljob_probe.failure import memory_failure
-from rljob_probe.termination_log import encoded
 from tests.unit.probe.probed_program import SITE, ProbedProgram, write_fake_torch
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_client.errors import BadInput
-from rljob_memory.planning.job_workload import max_concurrent_sequences
+from rljob_memory.workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed

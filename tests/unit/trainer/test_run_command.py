@@ -20,7 +20,7 @@ from rljob_api.manifest import load_manifest
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.planning.disk import Disk
+from rljob_memory.planning.prediction import Disk
 from rljob_memory.sizes import GIB
 from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rljob_api.bounds import storable
 from rljob_api.plan_change import PlanChange
-from rljob_api.storable_text import storable
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.recovery import messages

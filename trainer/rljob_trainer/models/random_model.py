@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from rljob_api.random_model import CHARACTERS, SPECIAL_TOKENS, VOCABULARY_SIZE, RandomModel
+from rljob_api.model import CHARACTERS, SPECIAL_TOKENS, VOCABULARY_SIZE, RandomModel
 from rljob_client.errors import BadInput
 from rljob_trainer.models.random_weights import write_bfloat16_weights
 

@@ -12,8 +12,7 @@ import time
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rljob_api.attempt_settings import AttemptSettings
-from rljob_api.grown_job import grown_job
-from rljob_api.job import RLJob
+from rljob_api.job import RLJob, grown_job
 from rljob_api.manifest import load_manifest
 from rljob_client.errors import RunError
 from rljob_trainer.pods.environment import InvalidEnvironment, PodEnvironment

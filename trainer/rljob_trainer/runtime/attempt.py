@@ -21,16 +21,15 @@ from rljob_client.errors import BadInput, RunError
 from rljob_client.run_directory.durable_files import writing
 from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.plan import compiles_ahead, first_plan
-from rljob_memory.planning.job_workload import workload_of
+from rljob_memory.plan_settings import with_pins
+from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_memory.planning.prediction import Prediction, copies_in_host_memory, predict
-from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_memory.recovery import Constraints, RecoveryState, profile_of
-from rljob_memory.recovery.growth import policy_growth
+from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
-from rljob_memory.recovery.pins import with_pins
 from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import human_bytes
-from rljob_memory.workload import Hardware
+from rljob_memory.workload import Hardware, workload_of
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import visible_cores

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.durable_files import free_bytes
-from rljob_memory.planning.disk import Disk
+from rljob_memory.planning.prediction import Disk
 from rljob_memory.sizes import human_bytes
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.output_directory import OutputDirectory

@@ -16,17 +16,16 @@ from typing import Any
 
 import structlog
 
+from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
-from rljob_api.grown_job import grown_job
-from rljob_api.job import RLJob
+from rljob_api.job import RLJob, grown_job
 from rljob_api.step_report import Evidence
-from rljob_api.storable_text import storable
 from rljob_client.errors import OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message, is_disk_full, write_atomically
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.summary import Summary, summarize
 from rljob_memory.recovery import Constraints, GiveUp, GiveUpReason, RecoveryState, Response, Restart, respond
-from rljob_memory.recovery.growth import within_max_gpus
+from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_trainer.display.log_routing import crash_report, route_library_logs
 from rljob_trainer.display.run_display import RunDisplay, plain_console
 from rljob_trainer.display.summary_table import print_summary

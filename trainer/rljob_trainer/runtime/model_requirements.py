@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
-from rljob_api.yaml_document import Path as FieldPath
+from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput
 from rljob_trainer.models.block_sizes import require_whole_blocks
 from rljob_trainer.models.checkpoint import described_positions, require_same_rope

@@ -12,8 +12,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.planning.job_workload import max_concurrent_sequences
-from rljob_memory.workload import Hardware, ModelShape
+from rljob_memory.workload import Hardware, ModelShape, max_concurrent_sequences
 from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
 from rljob_trainer.hardware import Device, Machine
 from rljob_trainer.models.checkpoint import ModelDimensions

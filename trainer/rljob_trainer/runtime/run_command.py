@@ -18,9 +18,9 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import ManifestDocument, ManifestError, dotted, only_job, read_text
+from rljob_api.manifest.unread_fields import unread_fields
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
-from rljob_api.unread_fields import unread_fields
 from rljob_client.errors import BadInput, RunError
 from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.display.run_display import RunDisplay

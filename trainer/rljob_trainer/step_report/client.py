@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from pydantic import ValidationError
 
-from rljob_api.metadata import Metadata
-from rljob_api.names import API_VERSION
+from rljob_api.metadata import API_VERSION, Metadata
 from rljob_api.step_report import StepReport, StepReportStatus
 from rljob_trainer.step_report.api_server import ApiServer
 

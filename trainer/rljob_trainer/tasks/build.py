@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rljob_api.task import TaskSpec
-from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
+from rljob_api.task import JsonlArgs, ReasoningGymArgs, TaskSpec
 from rljob_trainer.tasks.digits import Digits
 from rljob_trainer.tasks.jsonl import read_items
 from rljob_trainer.tasks.python_functions import call_for_items

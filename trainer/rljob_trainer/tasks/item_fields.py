@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_api.storable_text import is_storable
+from rljob_api.bounds import is_storable
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.user_code import shown
 

@@ -8,8 +8,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from rljob_api.task import AnswerSpec
-from rljob_api.task_args import ReasoningGymArgs
+from rljob_api.task import AnswerSpec, ReasoningGymArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.rewards import AnswerReward

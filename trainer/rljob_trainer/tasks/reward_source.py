@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.task import TaskSpec
-from rljob_api.task_args import ReasoningGymArgs
+from rljob_api.task import ReasoningGymArgs, TaskSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.digits import ShareOfDigit
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems, verifier

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rljob_api.storable_text import storable
+from rljob_api.bounds import storable
 from rljob_client.errors import BadInput
 
 _LAST_FRAMES = 5

@@ -10,8 +10,7 @@ import functools
 import json
 from typing import Any
 
-from rljob_probe.adapters import guarded, say
-from rljob_probe.adapters.changes import Changes, divisor
+from rljob_probe.adapters import Changes, divisor, guarded, say
 
 MODULE = "transformers.training_args"
 _LEAST_SHARE = 0.05

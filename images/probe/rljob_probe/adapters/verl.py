@@ -9,8 +9,7 @@ import functools
 import sys
 from typing import Any, Callable
 
-from rljob_probe.adapters import guarded, say
-from rljob_probe.adapters.changes import Changes, divisor
+from rljob_probe.adapters import Changes, divisor, guarded, say
 
 MODULE = "hydra.main"
 

@@ -1,23 +1,14 @@
-"""One rule per class, each in its own module with its reasons and thresholds."""
+"""One rule per class of cause, grouped by the memory that they explain."""
 
 from collections.abc import Callable
 
-from rljob_memory.diagnosis.diagnosis import Diagnosis
+from rljob_memory.diagnosis.classes import Diagnosis
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.diagnosis.rules.activation_spike import activation_spike
-from rljob_memory.diagnosis.rules.allocator_cache import allocator_cache
-from rljob_memory.diagnosis.rules.controller_context import controller_context
-from rljob_memory.diagnosis.rules.engine_not_asleep import engine_not_asleep
-from rljob_memory.diagnosis.rules.foreign_process import foreign_process
-from rljob_memory.diagnosis.rules.fragmentation import fragmentation
-from rljob_memory.diagnosis.rules.gpu_memory_limit import gpu_memory_limit
-from rljob_memory.diagnosis.rules.host_memory import host_memory
-from rljob_memory.diagnosis.rules.kv_cache_oversized import kv_cache_oversized
-from rljob_memory.diagnosis.rules.model_weights import model_weights
-from rljob_memory.diagnosis.rules.optimizer_state import optimizer_state
-from rljob_memory.diagnosis.rules.retained_graph import retained_graph
-from rljob_memory.diagnosis.rules.shared_memory import shared_memory
-from rljob_memory.diagnosis.rules.weight_sync_spike import weight_sync_spike
+from rljob_memory.diagnosis.rules.engine_memory import engine_not_asleep, kv_cache_oversized, weight_sync_spike
+from rljob_memory.diagnosis.rules.host_memory import host_memory, shared_memory
+from rljob_memory.diagnosis.rules.other_processes import controller_context, foreign_process, gpu_memory_limit
+from rljob_memory.diagnosis.rules.policy_memory import activation_spike, model_weights, optimizer_state
+from rljob_memory.diagnosis.rules.torch_cache import allocator_cache, fragmentation, retained_graph
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
 

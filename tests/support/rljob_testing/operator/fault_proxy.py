@@ -20,8 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rljob_testing.operator.eventually import EFFECT_SECONDS
-from rljob_testing.patience import Deadline
+from rljob_testing.patience import EFFECT_SECONDS, Deadline
 
 WRITE_VERBS = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _QUESTIONS = ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews", "selfsubjectrulesreviews")
@@ -103,7 +102,6 @@ class Fault:
 class _Watch:
     request: RecordedRequest
     transport: asyncio.Transport
-    silent: bool = False
     closed: bool = False
 
 
@@ -160,13 +158,6 @@ class FaultProxy:
         watches = self.open_watches(*resources)
         for watch in watches:
             self._loop.call_soon_threadsafe(watch.transport.abort)
-        return len(watches)
-
-    def silence_watches(self, *resources: str) -> int:
-        """Keep the connections open but silent; later watches work. Returns their number."""
-        watches = self.open_watches(*resources)
-        for watch in watches:
-            watch.silent = True
         return len(watches)
 
     def open_watches(self, *resources: str) -> list[_Watch]:
@@ -268,10 +259,7 @@ class FaultProxy:
         self._watches.append(watch)
         try:
             async for chunk in upstream.content.iter_any():
-                if not watch.silent:
-                    await answer.write(chunk)
-            while watch.silent and not transport.is_closing():
-                await asyncio.sleep(0.1)
+                await answer.write(chunk)
         except aiohttp.ClientError:
             transport.abort()  # one side has gone in the middle of the stream: the other shall know
         finally:

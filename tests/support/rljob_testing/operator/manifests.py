@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rljob_api.names import API_VERSION
+from rljob_api.metadata import API_VERSION
 
 Object = dict[str, Any]
 

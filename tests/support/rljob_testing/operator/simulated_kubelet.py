@@ -52,30 +52,12 @@ class SimulatedKubelet:
         }
         self._api.create_below("pods", name, "binding", binding, namespace)
 
-    def unschedulable(self, pod: Pod, message: str) -> None:
-        """Report as the scheduler that no node fits."""
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        self._status(pod, {"phase": "Pending", "conditions": [condition]})
-
     def run(self, pod: Pod, ready: bool = True) -> None:
         state = {"running": {"startedAt": _now()}}
         self._status(pod, _status("Running", state, ready=ready))
 
-    def fail_container_start(self, pod: Pod, reason: str, message: str) -> None:
-        """Report a container that cannot start: ErrImagePull, CreateContainerConfigError, …"""
-        self._status(pod, _status("Pending", {"waiting": {"reason": reason, "message": message}}, ready=False))
-
-    def end(
-        self,
-        pod: Pod,
-        exit_code: int,
-        reason: str = "",
-        message: str | TerminationMessage = "",
-        disruption: str = "",
-        sidecar: str = "",
-    ) -> None:
-        """End the container. `reason`: as the kubelet reports it; by default Completed or Error, by the exit code.
-        `sidecar`: a container of the pod that keeps running, and with it the phase."""
+    def end(self, pod: Pod, exit_code: int, reason: str = "", message: str | TerminationMessage = "") -> None:
+        """End the container. `reason`: as the kubelet reports it; by default Completed or Error, by the exit code."""
         text = message if isinstance(message, str) else message.to_json().decode()
         terminated = {
             "exitCode": exit_code,
@@ -83,14 +65,8 @@ class SimulatedKubelet:
             "message": text,
             "finishedAt": _now(),
         }
-        phase = "Running" if sidecar else "Failed" if exit_code else "Succeeded"
-        status = _status(phase, {"terminated": terminated}, ready=False, restarts=_restarts(pod))
-        if disruption:
-            status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": disruption})
-        if sidecar:
-            running = _status(phase, {"running": {"startedAt": _now()}}, ready=True)["containerStatuses"]
-            status["containerStatuses"] += [container | {"name": sidecar} for container in running]
-        self._status(pod, status)
+        phase = "Failed" if exit_code else "Succeeded"
+        self._status(pod, _status(phase, {"terminated": terminated}, ready=False, restarts=_restarts(pod)))
 
     def restart(self, pod: Pod, times: int = 1) -> None:
         """Restart all containers in place."""
@@ -158,7 +134,7 @@ class SimulatedKubelet:
             elif "nodeName" not in pod["spec"]:
                 if not pod["spec"].get("schedulingGates"):
                     self.place(pod, node_for(pod))
-            elif status["phase"] == "Pending" and not _waits(pod):
+            elif status["phase"] == "Pending":
                 self.run(pod)
 
     def _status(self, pod: Pod, status: dict[str, Any]) -> None:
@@ -184,10 +160,6 @@ def node_for(pod: Pod) -> str:
 
 def _restarts(pod: Pod) -> int:
     return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", []))
-
-
-def _waits(pod: Pod) -> bool:
-    return any("waiting" in status["state"] for status in pod["status"].get("containerStatuses", []))
 
 
 def _status(phase: str, state: dict[str, Any], *, ready: bool, restarts: int = 0) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
-from rljob_testing.operator.eventually import EFFECT_SECONDS, eventually
 from rljob_testing.operator.simulated_kubelet import Pod, SimulatedKubelet
+from rljob_testing.patience import EFFECT_SECONDS, eventually
 
 Object = dict[str, Any]
 

@@ -13,7 +13,7 @@ import yaml
 
 from rljob_cluster.api_client import ApiClient, admin_client
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster.installed_operator import NAMESPACE as OPERATOR_NAMESPACE
+from rljob_testing.cluster import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 
 NAMESPACE = "soak"

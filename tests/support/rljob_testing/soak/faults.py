@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from rljob_operator.labels import JOB_NAME
-from rljob_testing.cluster.job_status import finished
+from rljob_testing.cluster import finished
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import Object, SoakCluster
 from rljob_testing.soak.processes import RunningProcess

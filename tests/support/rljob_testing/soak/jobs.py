@@ -17,7 +17,7 @@ from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.ledger import read_ledger
 from rljob_client.run_directory.records import LedgerRecord
 from rljob_operator import labels
-from rljob_testing.cluster.job_status import attempt, digits, finished, holds, status
+from rljob_testing.cluster import attempt, digits, finished, holds, status
 from rljob_testing.soak.cluster import Object, SoakCluster
 from rljob_trainer.roles.faults import target_role
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_cluster import machine
-from rljob_cluster.commands import run
-from rljob_cluster.errors import ClusterError
+from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.layout import NODES, Node
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_testing.soak import processes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_client.run_directory.records import FaultRecord, StepRecord
-from rljob_testing.cluster.job_status import condition, holds, status
+from rljob_testing.cluster import condition, holds, status
 from rljob_testing.soak.faults import Fault
 from rljob_testing.soak.jobs import JobOutcome
 

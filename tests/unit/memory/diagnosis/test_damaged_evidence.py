@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
+from rljob_memory.evidence.read import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.evidence.reports import read_report
-from rljob_memory.evidence.run_files import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.sizes import MIB
 from rljob_testing.memory_plans import oom_snapshot
 from tests.unit.memory.diagnosis.recorded import SURE, diagnoses_of, evidence_of, public_failures, recorded_texts

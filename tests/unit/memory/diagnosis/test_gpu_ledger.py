@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rljob_memory.diagnosis import FailureClass, diagnose, explain, gpu_entries, host_entries, ledger_of
-from rljob_memory.diagnosis.expected_memory import expected_memory
+from rljob_memory.diagnosis.ledger import expected_memory
 from rljob_memory.diagnosis.ledger_entries import LedgerEntry
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.activity import Activity

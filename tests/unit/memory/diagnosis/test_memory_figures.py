@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.evidence.memory_lines import memory_figures
-from rljob_memory.evidence.named_figures import Measure, named_figure
+from rljob_memory.evidence.memory_figures import Measure, memory_figures, named_figure
 from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import diagnoses_of, evidence_of, torch_message
 

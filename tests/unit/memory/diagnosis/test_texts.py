@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.memory_plan import MemorySettings
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.evidence.memory_lines import memory_figures
+from rljob_memory.evidence.memory_figures import memory_figures, named_figure
 from rljob_memory.evidence.mentions import reported_shortage
 from rljob_memory.evidence.model_facts import ModelFacts
-from rljob_memory.evidence.named_figures import named_figure
 from rljob_memory.programs import PROGRAMS, Effect
 from tests.unit.memory.diagnosis.recorded import (
     SURE,

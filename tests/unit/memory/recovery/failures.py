@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Any, get_args
 
 from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.memory_settings import MemorySettings
 from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory
 from rljob_memory.diagnosis import diagnosed
 from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
+from rljob_memory.plan_settings import pinning_field
 from rljob_memory.recovery import (
     Changed,
     Constraints,
@@ -27,7 +27,6 @@ from rljob_memory.recovery import (
     profile_of,
     respond,
 )
-from rljob_memory.recovery.pins import pinning_field
 from rljob_memory.sizes import GIB
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

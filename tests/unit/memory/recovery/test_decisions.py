@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.job import grown_spec
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import Evidence, RankMemory
@@ -26,7 +25,7 @@ from rljob_memory.diagnosis import FailureClass
 from rljob_memory.plan import first_plan
 from rljob_memory.planning.model_size import with_adapters
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState, profile_of
-from rljob_memory.recovery.growth import policy_growth
+from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import in_bytes, json_lines
 from tests.unit.memory.recovery.failures import (

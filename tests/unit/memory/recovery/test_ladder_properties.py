@@ -14,13 +14,12 @@ from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.plan_settings import is_pinned
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState
-from rljob_memory.recovery.constraints import LEVELS
+from rljob_memory.recovery.constraints import LEVELS, PolicyGrowth
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.families import FAMILIES
-from rljob_memory.recovery.growth import PolicyGrowth
 from rljob_memory.recovery.ladder import families_for, ladder_of
-from rljob_memory.recovery.pins import is_pinned
 from rljob_memory.recovery.state import NOT_OF_THE_PLAN, counts
 from rljob_memory.sizes import MIB
 from tests.unit.memory.recovery.failures import PINNABLE, answer, dead_after, diagnosis, failure, settings_that_pin

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.grown_job import grown_spec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_settings import MemorySettings
+from rljob_api.job import grown_spec
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyStatus
-from rljob_api.policy_growth import larger_policies
+from rljob_api.recovery import larger_policies
 from rljob_api.topology import worker_pods
 from rljob_memory.plan import first_plan
+from rljob_memory.plan_settings import with_pins
 from rljob_memory.recovery import RecoveryState
-from rljob_memory.recovery.growth import within_max_gpus
+from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_memory.recovery.other_machine import differing_facts, plan_facts, rederived
-from rljob_memory.recovery.pins import with_pins
 from rljob_memory.sizes import GIB
 from rljob_memory.workload import Hardware, ModelShape, Workload
 from rljob_testing.memory_plans import memory_plan

@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.allocator_settings import setting_problems
+from rljob_memory.allocator import setting_problems
 from rljob_operator.objects import job_objects
 from rljob_operator.objects.job_objects import MAX_BYTES_OF_A_POD, JobObjects
 from rljob_operator.objects.template_checks import InvalidTemplate

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rljob_api.attempt_settings import AttemptSettings
-from rljob_api.names import MAX_JOB_NAME_LENGTH
+from rljob_api.metadata import MAX_JOB_NAME_LENGTH
 from rljob_operator import names
 from rljob_operator.objects.attempt import is_shared
 from rljob_operator.objects.pod_layout import PodLayout

@@ -11,7 +11,7 @@ import pytest
 from pydantic_core import ErrorDetails
 
 from rljob_api.api_model import MAX_INTEGER
-from rljob_api.problem_text import ProblemText
+from rljob_api.manifest.problems import ProblemText
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator.kube.client import NESTED_TOO_DEEPLY
 from rljob_operator.labels import FINALIZER

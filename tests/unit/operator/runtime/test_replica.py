@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from rljob_api.names import GROUP
+from rljob_api.metadata import GROUP
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.runtime import replica
 from rljob_operator.settings import OperatorSettings

@@ -14,8 +14,7 @@ import structlog
 import torch
 
 from rljob_client.errors import RunError
-from rljob_memory.allocator import ALLOCATOR_VARIABLE, torch_release
-from rljob_memory.allocator_settings import allocator_options
+from rljob_memory.allocator import ALLOCATOR_VARIABLE, allocator_options, torch_release
 
 _PAGE_MIB, _DEFAULT_PAGE_MIB = 256, 20
 """Expandable segments grow and shrink by pages, and mapping a large page takes as long as a small one. With torch's

@@ -1,0 +1,212 @@
+"""Manifests: the RLJob in a file, or all problems of the file, each with its line and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from rljob_api.job import RLJob
+from rljob_api.manifest.problems import Checked, ProblemText, checked, is_number
+from rljob_api.manifest.yaml_document import Document, explain, read_documents
+from rljob_api.manifest.yaml_document import Path as FieldPath
+from rljob_api.metadata import API_VERSION
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem of a manifest."""
+
+    file: Path
+    """The manifest."""
+    path: str
+    """Dotted path of the field; empty for the file itself."""
+    message: str
+    """Explanation of the problem, with what to write instead."""
+    line: int | None = None
+    """Line of the field, from 1."""
+    document: int | None = None
+    """Number of the document, from 1, in a file with several documents."""
+    severity: Severity = "error"
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else str(self.file)
+        document = f" (document {self.document})" if self.document else ""
+        severity = "" if self.severity == "error" else f"{self.severity}: "
+        path = f"{self.path}: " if self.path else ""
+        return f"{place}{document}: {severity}{path}{self.message}"
+
+
+class ManifestError(Exception):
+    """An invalid manifest. `problems` has all of its problems, in the order of the file. `checked`: the job, with valid
+    values in the place of invalid ones, for further checks; None if there is no job."""
+
+    def __init__(self, problems: list[Problem], checked: Checked | None = None) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+        self.checked = checked
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestDocument:
+    """One document of a file: an RLJob, an invalid one, or an object of another kind."""
+
+    file: Path
+    document: Document
+    number: int | None
+    """Number of the document, from 1; None if it is the only one."""
+
+    @property
+    def other_kind(self) -> str | None:
+        """Kind of an object that is not an RLJob and stands beside other documents; None: it must be an RLJob."""
+        data = self.document.data
+        if self.number is None or not isinstance(data, dict) or data.get("apiVersion") == API_VERSION:
+            return None
+        kind = data.get("kind")
+        return kind if isinstance(kind, str) and kind.lower() != "rljob" and data.get("apiVersion") else None
+
+    def load(self) -> RLJob:
+        """The RLJob, with all defaults. Raises ManifestError."""
+        self._require_job()
+        found = [*self._ambiguities(), *self._kind_problems()]
+        named = {field for field, _ in found}
+        text = ProblemText(self.document, self.file.parent)
+        result = checked(self.document.data)
+        found += [(error["loc"], text.of(error)) for error in result.errors if error["loc"] not in named]
+        if found:
+            problems = [self.problem(field, message) for field, message in found]
+            raise ManifestError(sorted(problems, key=lambda problem: problem.line or 0), result)
+        return result.job
+
+    def problems(self) -> list[Problem]:
+        """All problems of the document; none of another kind of object."""
+        try:
+            if self.other_kind is None:
+                self.load()
+        except ManifestError as error:
+            return error.problems
+        return []
+
+    def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
+        """A problem of a field of this document."""
+        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
+
+    def _require_job(self) -> None:
+        """Raises ManifestError with one message if the document cannot be meant as an RLJob, or has two objects."""
+        data = self.document.data
+        if not isinstance(data, dict):
+            found = "a list: remove the dash before apiVersion" if isinstance(data, list) else f"the text {data!r:.60}"
+            if isinstance(data, str) and "\u00a0" in data:
+                found += "; replace its no-break spaces (U+00A0) by spaces"
+            message = f"expected an RLJob with apiVersion, kind, metadata and spec, found {found}"
+            raise ManifestError([self.problem((), message)])
+        again = [each for each in self.document.duplicates if each.path in _OF_EVERY_OBJECT]
+        if len(again) > 1:
+            message = "a second object begins here: write a line --- before it"
+            line = min(self.document.lines[each.path] for each in again)
+            raise ManifestError([Problem(self.file, "", message, line, self.number)])
+        kind = data.get("kind", "RLJob" if "spec" in data else None)
+        if str(kind).lower() != "rljob":
+            problems = self._kind_problems()
+            if str(kind).endswith("List"):
+                problems = [
+                    (("kind",), f"expected RLJob, found {kind}: write each of its items as a document, after ---")
+                ]
+            raise ManifestError([self.problem(*problem) for problem in problems])
+
+    def _kind_problems(self) -> list[tuple[FieldPath, str]]:
+        found: list[tuple[FieldPath, str]] = []
+        for field, expected in (("apiVersion", API_VERSION), ("kind", "RLJob")):
+            value = self.document.data.get(field)
+            if value != expected:
+                actual = f"found {value!r}" if value is not None else "found none"
+                found.append(((field,), f"expected {expected}, {actual}; write {field}: {expected}"))
+        return found
+
+    def _ambiguities(self) -> list[tuple[FieldPath, str]]:
+        """Fields that YAML silently reads in another way than they look."""
+        return [
+            *(
+                (path, f"occurs twice, first in line {first}, and YAML silently uses the last: remove one")
+                for path, first in self.document.duplicates
+            ),
+            *(
+                (path, f"YAML reads {text} as the octal number {int(text, 8)}: write {text.lstrip('0') or '0'}")
+                for path, text in self.document.written.items()
+                if _OCTAL.fullmatch(text) and is_number(path)
+            ),
+        ]
+
+
+_OF_EVERY_OBJECT = (("apiVersion",), ("kind",), ("metadata",), ("spec",))
+_OCTAL = re.compile(r"0[0-7]+")
+
+
+def load_manifest(path: Path) -> RLJob:
+    """The only RLJob in the YAML (or JSON) file at `path`, with all defaults. Raises ManifestError."""
+    return only_job(path).load()
+
+
+def only_job(path: Path) -> ManifestDocument:
+    """The only RLJob in the file at `path`, not checked yet. Raises ManifestError.
+
+    Objects of other kinds beside it, such as a ConfigMap, are ignored.
+    """
+    documents = [document for document in read_manifest(path, read_text(path)) if document.other_kind is None]
+    if len(documents) != 1:
+        found = f"{len(documents)} of them: write each to its own file" if documents else "other kinds of objects only"
+        line = documents[1].document.line_of(()) if documents else None
+        raise ManifestError([Problem(path, "", f"expected one RLJob, found {found}", line)])
+    return documents[0]
+
+
+def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
+    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if one is not YAML, with the
+    problems of those before it."""
+    documents: list[Document] = []
+    try:
+        documents += read_documents(text)
+    except yaml.YAMLError as error:
+        message, line = explain(text, error)
+        before = [ManifestDocument(path, found, n) for n, found in enumerate(documents, 1)]
+        problems = [problem for document in before for problem in document.problems()]
+        raise ManifestError([*problems, Problem(path, "", f"is not YAML: {message}", line)]) from None
+    if not documents:
+        raise ManifestError([Problem(path, "", "expected an RLJob, found an empty file")])
+    several = len(documents) > 1
+    return [ManifestDocument(path, found, n if several else None) for n, found in enumerate(documents, 1)]
+
+
+def read_text(path: Path) -> str:
+    """The text of a manifest. Raises ManifestError."""
+    try:
+        return decoded(path, path.read_bytes())
+    except FileNotFoundError:
+        message = "expected a manifest, found no such file"
+    except IsADirectoryError:
+        message = "expected a manifest, found a directory: name a file in it"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+    raise ManifestError([Problem(path, "", message)])
+
+
+def decoded(path: Path, content: bytes) -> str:
+    """The text of a manifest with this content. `path`: for messages. Raises ManifestError."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ManifestError([Problem(path, "", "expected UTF-8 text, found UTF-16: save the file as UTF-8")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        message = f"expected UTF-8 text, found byte 0x{byte:02x} at offset {error.start}: save the file as UTF-8"
+        raise ManifestError([Problem(path, "", message, line)]) from None
+
+
+def dotted(path: FieldPath) -> str:
+    """`spec.trainer.args[0]` for ("spec", "trainer", "args", 0)."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -1,0 +1,203 @@
+"""Fields of a valid job that a command, a trainer or a device does not read. Pure.
+
+`rljob plot` and `rljob diagnose` read no manifest, and `rljob fetch` reads the volume of the job in the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from rljob_api.job import RLJobSpec
+from rljob_api.manifest.problems import schema_of
+from rljob_api.manifest.yaml_document import Path
+
+Device = Literal["cpu", "cuda"]
+
+_MACHINE = "rljob run cannot add memory to this machine"
+_SCHEDULING = "rljob run ignores it: it is for pods on a cluster"
+_OUTPUT = "rljob run ignores it and writes to its output directory (--output DIR)"
+_BY_HAND = "rljob run ignores it: stop or start the command"
+_IN_FILE = "file"
+_NO_PODS = "has no effect: all processes of another trainer are in the policy's pods"
+_NO_CONTROLLER = "has no effect: a job with another trainer has no controller"
+_PLAN = "plan"
+
+READERS: tuple[tuple[str, str, str], ...] = (
+    ("topology", "", ""),
+    ("model.uri model.dtype", "", _IN_FILE),
+    ("model.cache", "rljob run ignores it: the environment variable HF_HOME names the cache", ""),
+    ("task.name task.args task.reward task.answer task.systemPrompt task.promptTemplate", "", _IN_FILE),
+    ("task.chatTemplate task.overlongPrompts task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
+    ("task.files", "rljob run ignores it and looks beside the manifest", ""),
+    ("algorithm.name algorithm.steps algorithm.promptsPerStep algorithm.groupSize algorithm.seed", "", _IN_FILE),
+    ("algorithm.updatesPerStep algorithm.learningRate algorithm.warmupSteps algorithm.adamBeta1", "", _IN_FILE),
+    ("algorithm.adamBeta2 algorithm.weightDecay algorithm.maxGradNorm algorithm.clipLow", "", _IN_FILE),
+    ("algorithm.clipHigh algorithm.dualClip algorithm.klCoefficient algorithm.entropyCoefficient", "", _IN_FILE),
+    ("algorithm.scaleAdvantages algorithm.lossAggregation algorithm.importanceSampling.mode", "", _IN_FILE),
+    ("algorithm.importanceSampling.cap algorithm.maxStaleness algorithm.partialRolloutPrompts", "", _IN_FILE),
+    ("algorithm.temperature algorithm.maxPromptTokens algorithm.maxResponseTokens", "", _IN_FILE),
+    ("algorithm.ignoreEndOfSequence policy.lora policy.optimizer.moments", "", _IN_FILE),
+    ("policy.replicas policy.gpusPerReplica", "", ""),
+    ("policy.template", _SCHEDULING, ""),
+    ("rollout.tensorParallelSize", "", ""),
+    ("rollout.replicas rollout.gpusPerReplica", "", _NO_PODS),
+    ("rollout.template", _SCHEDULING, _NO_PODS),
+    ("rollout.maxConcurrentSequences rollout.quantization rollout.kvCacheDtype rollout.engineArgs", "", _IN_FILE),
+    ("controller.requireGpuFreeNode controller.template", _SCHEDULING, _NO_CONTROLLER),
+    ("memory.mode recovery.maxAdjustments recovery.maxRestarts recovery.maxGpus", "", ""),
+    ("memory.emptyCache memory.expandableSegments memory.rolloutSleep memory.kvCache", "", _PLAN),
+    ("memory.microBatchTokens memory.logprobChunkTokens memory.activationCheckpointing", "", _PLAN),
+    ("memory.optimizerOffload memory.policyOffload memory.syncBucketSize", "", _PLAN),
+    ("memory.detachMetrics memory.weightExport", "", _PLAN),
+    ("recovery.phaseDeadlineSeconds", "", "has no effect: another trainer reports no phases"),
+    ("recovery.maxStepsWithoutLearning", "", "has no effect: another trainer reports no rewards of groups"),
+    ("recovery.maxHostMemory recovery.maxSharedMemory", _MACHINE, ""),
+    ("checkpoint.everySteps checkpoint.keep checkpoint.acceptChangedInputs", "", _IN_FILE),
+    ("checkpoint.volume checkpoint.size checkpoint.storageClassName checkpoint.retain", _OUTPUT, ""),
+    ("env envFrom", "rljob run ignores it: set the variables in the shell", ""),
+    ("faultInjection.enabled faultInjection.faults", "", "has no effect: only RLJob's own trainer injects faults"),
+    ("trainer", "", ""),
+    ("suspend retry", _BY_HAND, ""),
+    ("queueName gang managedBy", _SCHEDULING, ""),
+    ("ttlSecondsAfterFinished activeDeadlineSeconds", _SCHEDULING, ""),
+)
+"""Fields of the spec, what `rljob run` does instead of reading them, and what another trainer does: `file`, it reads
+them if it opens RLJOB_MANIFEST; `plan`, it reads them if `trainer.supportedSettings` or its adapter has them. Empty:
+the field is read. RLJob's own trainer in pods reads all of them. `rljob run` refuses `trainer`."""
+
+
+class Unread(NamedTuple):
+    """A field that is written and has no effect, at least not for one of the commands."""
+
+    severity: Literal["warning", "note"]
+    field: Path
+    message: str
+
+
+class _Ineffective(NamedTuple):
+    fields: str
+    applies: Callable[[RLJobSpec, Device], bool]
+    """True if the fields have no effect on this job."""
+    why: str
+    severity: Literal["warning", "note"] = "warning"
+
+
+def _own_reward(spec: RLJobSpec) -> bool:
+    return spec.task.reward is not None or spec.task.name not in ("digits", "reasoning-gym")
+
+
+_INEFFECTIVE = (
+    _Ineffective(
+        "policy.gpusPerReplica",
+        lambda spec, device: device == "cpu" and spec.policy.gpus_per_replica > 0,
+        "no GPU is used here: each of them is a rank on the CPU",
+        "note",
+    ),
+    _Ineffective(
+        "policy.gpusPerReplica",
+        lambda spec, device: device == "cuda" and spec.policy.gpus_per_replica == 0,
+        "the GPUs of this machine are used: --device cpu trains on the CPU",
+        "note",
+    ),
+    _Ineffective(
+        "memory.emptyCache memory.expandableSegments memory.rolloutSleep memory.policyOffload memory.weightExport",
+        lambda spec, device: spec.trainer is None and device == "cpu",
+        "has no effect without GPUs",
+    ),
+    _Ineffective(
+        "memory.optimizerOffload",
+        lambda spec, device: spec.trainer is None and device == "cpu",
+        "has no effect without GPUs: the optimizer's state is in host memory",
+    ),
+    _Ineffective(
+        "memory.policyOffload memory.weightExport",
+        lambda spec, _: spec.topology == "Disaggregated",
+        "has no effect with topology: Disaggregated, because policy and engine have their own GPUs",
+    ),
+    _Ineffective(
+        "recovery.maxAdjustments recovery.maxGpus recovery.maxHostMemory recovery.maxSharedMemory",
+        lambda spec, _: spec.memory.mode == "Disabled",
+        "has no effect with memory.mode: Disabled",
+    ),
+    _Ineffective(
+        "algorithm.importanceSampling.cap",
+        lambda spec, _: spec.algorithm.importance_sampling.mode == "Disabled",
+        "has no effect with importanceSampling.mode: Disabled",
+    ),
+    _Ineffective(
+        "algorithm.clipLow algorithm.clipHigh algorithm.dualClip",
+        lambda spec, _: spec.trainer is None and spec.algorithm.updates_per_step == 1,
+        "has no effect with updatesPerStep: 1, because the ratio of probabilities is then 1",
+        "note",
+    ),
+    _Ineffective(
+        "task.answer task.onRewardError task.rewardTimeoutSeconds",
+        lambda spec, _: spec.task.name == "digits" and not _own_reward(spec),
+        "has no effect on the reward of digits, which counts tokens: write task.reward, or remove it",
+    ),
+    _Ineffective(
+        "task.files",
+        lambda spec, _: spec.trainer is None and not _own_reward(spec),
+        "has no effect: this task reads no file and no Python function",
+    ),
+    _Ineffective(
+        "model.cache",
+        lambda spec, _: not spec.model.uri.startswith("hf://") and not (spec.model.cache and spec.model.cache.compiled),
+        "has no effect: only hf:// models are downloaded",
+    ),
+    _Ineffective(
+        "gang",
+        lambda spec, _: spec.queue_name is not None,
+        "has no effect with queueName: Kueue admits all pods of the job at once",
+    ),
+)
+
+
+def unread_fields(spec: RLJobSpec, written: dict[str, Any], device: Device | None = None) -> Iterator[Unread]:
+    """The fields of `spec` that are `written` in the manifest and not read, with another value than the default.
+
+    `device`: of `rljob run`. None: that of the job's pods.
+    """
+    device = device or ("cuda" if spec.policy.gpus_per_replica else "cpu")
+    reported: set[str] = set()
+    for fields, applies, why, severity in _INEFFECTIVE:
+        for field in fields.split():
+            if field not in reported and _is_set(field, written) and applies(spec, device):
+                reported.add(field)
+                yield Unread(severity, _path(field), why)
+    for fields, run, other in READERS:
+        for field in fields.split():
+            if field in reported or not _is_set(field, written):
+                continue
+            if spec.trainer is None and run:
+                yield Unread("note", _path(field), run)
+            elif spec.trainer is not None and (why := _by_another_trainer(field, other, spec)):
+                yield Unread("warning", _path(field), why)
+
+
+def _by_another_trainer(field: str, other: str, spec: RLJobSpec) -> str:
+    """Reason why another trainer does not read the field; empty if it does, or may."""
+    assert spec.trainer is not None
+    if other == _PLAN:
+        setting = field.rpartition(".")[2]
+        return "" if setting in spec.trainer.changeable_settings else _not_in_plan(setting)
+    return "" if other == _IN_FILE else other
+
+
+def _not_in_plan(setting: str) -> str:
+    enum = schema_of("trainer.supportedSettings").get("items", {}).get("enum", [])
+    if setting in enum:
+        return f"has no effect: add {setting} to trainer.supportedSettings if the trainer reads it, or remove it"
+    return "has no effect on another trainer: remove it"
+
+
+def _is_set(field: str, written: Any) -> bool:
+    """True if `field` is written, with a value that is not the default."""
+    for part in field.split("."):
+        written = written.get(part) if isinstance(written, dict) else None
+    return written is not None and written != schema_of(field).get("default")
+
+
+def _path(field: str) -> Path:
+    return ("spec", *field.split("."))

@@ -1,0 +1,102 @@
+"""Settings of the memory plan: names and values as the manifest writes them, and those that `spec.memory` pins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
+from rljob_api.quantity import byte_quantity
+
+# Names and values of the plan's settings as the manifest writes them.
+
+_LONGEST_TEXT = 64
+
+
+def name_of(setting: str) -> str:
+    """`kvCache` for the plan's field `kv_cache_bytes`."""
+    return MemoryPlan.model_fields[setting].alias or setting
+
+
+def texts_of(plan: MemoryPlan) -> dict[str, str]:
+    """The value of every setting of `plan`, by its name; the generation is not a setting."""
+    settings = [setting for setting in MemoryPlan.model_fields if setting != "generation"]
+    return {name_of(setting): text_of(setting, getattr(plan, setting)) for setting in settings}
+
+
+def text_of(setting: str, value: object) -> str:
+    """`value` of `setting` (a field of the plan) as in the manifest, in at most 64 characters: Enabled, Level2, 512Mi.
+
+    An absent value is `default`.
+    """
+    match value:
+        case None:
+            return "default"
+        case bool():
+            return "Enabled" if value else "Disabled"
+        case int() if setting.endswith("_bytes"):
+            return byte_quantity(value)
+        case list():
+            nodes = ", ".join(map(str, value)) or "none"
+            return nodes if len(nodes) <= _LONGEST_TEXT else f"{len(value)} nodes"
+        case _:
+            return str(value)
+
+
+def is_size(name: str) -> bool:
+    """True if the value of the setting `name` is a number of bytes."""
+    return name in _SIZES
+
+
+_SIZES = frozenset(name_of(field) for field in MemoryPlan.model_fields if field.endswith("_bytes"))
+
+
+# Pinned settings: the fields of `spec.memory` with a value other than `Auto`, and their values in the plan.
+
+_PINNING_FIELDS = {field.alias: name for name, field in MemorySettings.model_fields.items()}
+
+
+def is_pinned(settings: MemorySettings, setting: str) -> bool:
+    """True if `setting`, a field of the plan, has a value in `spec.memory`."""
+    field = pinning_field(setting)
+    return field is not None and getattr(settings, field) != "Auto"
+
+
+def pinned_values(settings: MemorySettings, *, shares_gpu: bool | None) -> dict[str, Any]:
+    """Values that `spec.memory` pins, by the plan's field.
+
+    `shares_gpu`: policy and engine take turns on a GPU. If not, an engine never sleeps, even if a level is pinned.
+    None: not known yet, so the sleep level is left out.
+    """
+    fields = {setting: field for setting in MemoryPlan.model_fields if (field := pinning_field(setting))}
+    written = {setting: getattr(settings, field) for setting, field in fields.items()}
+    pinned = {setting: _as_in_plan(setting, value) for setting, value in written.items() if value != "Auto"}
+    if "rollout_sleep" in pinned and not shares_gpu:
+        del pinned["rollout_sleep"]
+        return pinned if shares_gpu is None else pinned | {"rollout_sleep": "Disabled"}
+    return pinned
+
+
+def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | None) -> MemoryPlan:
+    """`plan` itself, or a plan of the next generation if `settings` pin a setting to another value."""
+    pinned = pinned_values(settings, shares_gpu=shares_gpu)
+    changed = {setting: value for setting, value in pinned.items() if value != getattr(plan, setting)}
+    return plan.model_copy(update={"generation": plan.generation + 1, **changed}) if changed else plan
+
+
+def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`."""
+    field = pinning_field(setting)
+    if field is None:
+        raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")
+    pinned = text_of(setting, getattr(settings, field))
+    return f"memory.{name_of(setting)} is pinned to {pinned}: write {text_of(setting, value)}, or Auto"
+
+
+def pinning_field(setting: str) -> str | None:
+    """The field of `spec.memory` that pins `setting`; None if no field does."""
+    return _PINNING_FIELDS.get(MemoryPlan.model_fields[setting].alias) if setting in MemoryPlan.model_fields else None
+
+
+def _as_in_plan(setting: str, value: Any) -> Any:
+    is_switch = MemoryPlan.model_fields[setting].annotation is bool
+    return value == "Enabled" if is_switch else value

@@ -1,0 +1,284 @@
+"""Remedies for the GPU memory of the policy: its update, its allocator, and the weights that it sends."""
+
+from __future__ import annotations
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import MemoryProfile
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
+from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.recovery.failure import Case
+from rljob_memory.recovery.family import Change, Family
+
+# Detached metrics: values kept for logging no longer hold the autograd graph of their micro-batch. Costs nothing.
+#
+# The only remedy for RetainedGraph: smaller micro-batches and activation checkpointing shrink the retained graphs, and
+# so only delay the failure (Fast-LLM 486, verl 6699).
+
+
+def _detach_metrics(case: Case) -> Change | None:
+    """Expected: the growth of the memory in tensors over the observed steps."""
+    if case.plan.detach_metrics or case.role == "controller":
+        return None
+    first, last = case.number("allocated_first_bytes"), case.number("allocated_last_bytes")
+    grown = None if first is None or last is None else max(last - first, 0)
+    return Change(True, grown)
+
+
+DETACH_METRICS = Family("detach_metrics", frozenset({FailureClass.RETAINED_GRAPH}), "Live", "policy", _detach_metrics)
+
+
+# The policy's caching allocator: release the cache after an update, and use expandable segments.
+#
+# Both act on memory that torch holds without using it. `empty_cache` releases whole free blocks to other processes on
+# the GPU, once per update (about 80 ms). Expandable segments leave hardly any partly used block, at no measurable cost.
+# Neither helps the engine's own allocator: vLLM's sleep mode has its own pool.
+
+_OF_THE_CACHE = frozenset({FailureClass.ALLOCATOR_CACHE, FailureClass.UNKNOWN})
+_OF_THE_ENGINE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
+_CACHE_NUMBERS = {
+    "policy": ("reserved_but_unallocated_bytes", "policy_cache_bytes"),
+    "rollout": ("policy_cache_bytes",),  # torch's numbers in the engine's message are the engine's own
+}
+
+
+def _empty_cache(case: Case) -> Change | None:
+    """Expected: the policy's cache, as last sampled. It helps other processes only: torch's allocator empties its own
+    cache before it fails.
+    """
+    if case.plan.empty_cache or not case.shares_gpu or not _of_policys_allocator(case):
+        return None
+    if case.failure_class in _OF_THE_ENGINE and case.role != "rollout":
+        return None
+    return Change(True, case.number("policy_cache_bytes"))
+
+
+def _expandable_segments(case: Case) -> Change | None:
+    """Expected: memory that is reserved and in no tensor. The segments make a cache that can be released, and release
+    nothing themselves: against AllocatorCache they help only if the cache is emptied.
+    """
+    if case.plan.expandable_segments or not _of_policys_allocator(case):
+        return None
+    if case.failure_class is FailureClass.ALLOCATOR_CACHE and not case.plan.empty_cache:
+        return None
+    cached = case.number(*_CACHE_NUMBERS[case.role])
+    return Change(True, cached)
+
+
+def _of_policys_allocator(case: Case) -> bool:
+    return case.on_gpu and (case.role == "policy" or (case.role == "rollout" and case.shares_gpu))
+
+
+EMPTY_CACHE = Family("empty_cache", _OF_THE_CACHE | _OF_THE_ENGINE, "Live", "policy", _empty_cache)
+EXPANDABLE_SEGMENTS = Family(
+    "expandable_segments", _OF_THE_CACHE | {FailureClass.FRAGMENTATION}, "Live", "policy", _expandable_segments
+)
+
+
+# Tokens per micro-batch, and tokens whose logits exist at a time.
+#
+# Both act on ActivationSpike, whose peak is linear in both, and on Fragmentation, since the largest allocation shrinks
+# with them. Smaller micro-batches cost throughput; smaller chunks of logits cost next to nothing. Neither changes the
+# result of an update, except for the order of floating-point additions.
+
+_SHRINKS_WITH_TOKENS = frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.FRAGMENTATION, FailureClass.UNKNOWN})
+_SMALLEST_CHUNK_TOKENS = 64
+_LOGIT_BYTES = 4
+_OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
+"""Size of a request relative to a chunk's float32 logits: 0.5 in 16 bits, 2 for logits and a copy at once."""
+
+
+def _micro_batch(case: Case) -> Change | None:
+    """Half as many tokens, down to the longest sequence, which is never split.
+
+    Expected: activations that the forward pass keeps of the removed tokens (`estimate.activation_bytes_per_token`), as
+    far as the update had come.
+    """
+    tokens, profile = _filled(case, case.plan.micro_batch_tokens), case.profile
+    after = max(tokens // 2, profile.longest_sequence_tokens if profile else 1)
+    if not case.in_micro_batch or after >= tokens:
+        return None
+    if profile is None:
+        return Change(after, None)
+    saved = (tokens - after) * _activation_bytes_per_token(case.plan, profile)
+    return Change(after, _seen_at_most(case, profile, saved, micro_batch_tokens=after))
+
+
+def _logprob_chunk(case: Case) -> Change | None:
+    """A quarter of the tokens, down to 64, and only if the failed request was one for logits.
+
+    Expected: the logits of the removed tokens, with their softmax and gradient (`estimate.logprob_bytes_per_token`), as
+    far as the update had come.
+    """
+    at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
+    after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
+    if not case.in_micro_batch or after >= at_once or not _asked_for_logits(case, at_once):
+        return None
+    if case.profile is None:
+        return Change(after, None)
+    saved = (at_once - after) * case.profile.logits_bytes_per_token
+    return Change(after, _seen_at_most(case, case.profile, saved, logprob_chunk_tokens=after))
+
+
+def _filled(case: Case, tokens: int) -> int:
+    """The smaller of `tokens` and the tokens of a step: a budget above those changes nothing."""
+    return min(tokens, case.profile.rank_tokens) if case.profile and case.profile.rank_tokens else tokens
+
+
+def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after: int) -> int:
+    """`saved_bytes`, or less if the update failed before its peak.
+
+    Then the visible effect is at most the memory in use plus the failed request, less the need `after` the change; but
+    at least half of the request.
+    """
+    allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
+    if allocated is None or requested is None:
+        return saved_bytes
+    needed = _update_bytes(case.plan.model_copy(update=after), profile)
+    return min(saved_bytes, max(allocated + requested - needed, requested // 2))
+
+
+def _update_bytes(plan: MemoryPlan, profile: MemoryProfile) -> int:
+    """Peak of an update: weights and gradients, the optimizer's state unless it is offloaded, activations of a
+    micro-batch, and the logits of a chunk."""
+    tokens = min(plan.micro_batch_tokens, profile.rank_tokens or plan.micro_batch_tokens)
+    chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
+    state = profile.trained_bytes or profile.optimizer_bytes
+    state += 0 if plan.optimizer_offload else profile.optimizer_bytes
+    return state + tokens * _activation_bytes_per_token(plan, profile) + chunk_tokens * profile.logits_bytes_per_token
+
+
+def _activation_bytes_per_token(plan: MemoryPlan, profile: MemoryProfile) -> int:
+    if plan.activation_checkpointing:
+        return profile.checkpointed_activation_bytes_per_token
+    return profile.activation_bytes_per_token
+
+
+def _asked_for_logits(case: Case, tokens: int) -> bool:
+    activity = activity_of(case.message.splitlines())
+    if activity is not None:
+        return activity is Activity.LOGITS
+    requested = case.number("requested_bytes")
+    if requested is None or case.profile is None or not case.profile.vocabulary:
+        return False
+    least, most = _OF_THE_SIZE_OF_LOGITS
+    logits_bytes = tokens * _LOGIT_BYTES * case.profile.vocabulary
+    return least * logits_bytes <= requested <= most * logits_bytes
+
+
+MICRO_BATCH = Family("micro_batch_tokens", _SHRINKS_WITH_TOKENS, "Live", "policy", _micro_batch)
+LOGPROB_CHUNK = Family("logprob_chunk_tokens", _SHRINKS_WITH_TOKENS, "Live", "policy", _logprob_chunk)
+
+
+# Activation checkpointing: each layer keeps its input alone and computes the rest again in the backward pass.
+#
+# Acts on ActivationSpike. Costs about a third more time of an update (Chen et al. 2016, one forward pass more).
+
+
+def _activation_checkpointing(case: Case) -> Change | None:
+    """Expected: the tokens of a full micro-batch times the activation bytes that a token no longer keeps."""
+    if case.plan.activation_checkpointing or not case.in_update:
+        return None
+    profile = case.profile
+    expected = None
+    if profile:
+        saved = profile.activation_bytes_per_token - profile.checkpointed_activation_bytes_per_token
+        tokens = min(case.plan.micro_batch_tokens, profile.rank_tokens or case.plan.micro_batch_tokens)
+        expected = tokens * max(saved, 0)
+    return Change(True, expected)
+
+
+ACTIVATION_CHECKPOINTING = Family(
+    "activation_checkpointing",
+    frozenset({FailureClass.ACTIVATION_SPIKE, FailureClass.UNKNOWN}),
+    "RespawnRole",
+    "policy",
+    _activation_checkpointing,
+)
+
+
+# Policy offload: the weights of the policy are in host memory while the engine on the same GPU generates. Costs a copy
+# each way per step.
+#
+# Acts on failures of an engine that starts, wakes its KV cache or generates, if the host can hold the weights. It frees
+# nothing in an update or while weights are sent: the policy needs them there.
+
+_HELPED_BY_POLICY_OFFLOAD = frozenset(
+    {FailureClass.KV_CACHE_OVERSIZED, FailureClass.ACTIVATION_SPIKE, FailureClass.UNKNOWN}
+)
+_ROOM_FOR_THE_COPY = 1.25
+"""Multiple of the copy's size: beside it, the host holds the processes."""
+
+
+def _policy_offload(case: Case) -> Change | None:
+    """Expected: the weights of one rank."""
+    profile, plan = case.profile, case.plan
+    if profile is None or not profile.policy_weight_bytes or plan.policy_offload:
+        return None
+    if not case.shares_gpu or plan.rollout_sleep_level == 0 or not _engine_had_its_kv_cache(case):
+        return None
+    offloaded = profile.policy_weight_bytes + (profile.optimizer_bytes if plan.optimizer_offload else 0)
+    if _ROOM_FOR_THE_COPY * offloaded * profile.policy_ranks > profile.host_memory_bytes:
+        return None
+    return Change(True, profile.policy_weight_bytes)
+
+
+def _engine_had_its_kv_cache(case: Case) -> bool:
+    """In a sync, the engine has its KV cache only once it has received the weights."""
+    if case.role != "rollout" or case.phase == "update" or case.number("needed_bytes"):
+        return False  # the last: the KV cache as planned is too small for one sequence
+    return case.phase != "sync" or case.failure_class is FailureClass.KV_CACHE_OVERSIZED
+
+
+POLICY_OFFLOAD = Family("policy_offload", _HELPED_BY_POLICY_OFFLOAD, "Live", "policy", _policy_offload)
+
+
+# Optimizer offload: the optimizer's state is in host memory, and streams through the GPU in an optimizer step. Costs
+# a copy each way per update.
+#
+# Acts on failures outside the optimizer step (KVCacheOversized, WeightSyncSpike), on OptimizerState and on
+# ActivationSpike, if the host can hold the state. In the other direction it acts on HostMemory, if the GPU can hold the
+# state.
+
+_HELPED_BY_OPTIMIZER_OFFLOAD = frozenset(
+    {
+        FailureClass.OPTIMIZER_STATE,
+        FailureClass.ACTIVATION_SPIKE,
+        FailureClass.KV_CACHE_OVERSIZED,
+        FailureClass.WEIGHT_SYNC_SPIKE,
+        FailureClass.HOST_MEMORY,
+        FailureClass.UNKNOWN,
+    }
+)
+_OUTSIDE_THE_UPDATE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
+_ROOM_FOR_THE_STATE = 1.25
+"""Multiple of the state's size: beside it, the host holds the processes and the weights that are being loaded."""
+
+
+def _optimizer_offload(case: Case) -> Change | None:
+    """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
+    during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays.
+    The sizes of another trainer are unknown; verl brings the state back for the whole update."""
+    profile, offloaded = case.profile, case.plan.optimizer_offload
+    if not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
+        return None
+    if profile is None:
+        is_read = case.constraints.supported_settings is not None
+        helps = is_read and not offloaded and case.failure_class in _OUTSIDE_THE_UPDATE
+        return Change(True, None) if helps else None
+    if case.failure_class is FailureClass.HOST_MEMORY:
+        free = case.device_free_bytes
+        if not offloaded or free is None or free < profile.optimizer_bytes:
+            return None
+        return Change(False, profile.optimizer_bytes)
+    all_ranks = profile.optimizer_bytes * profile.policy_ranks
+    if offloaded or _ROOM_FOR_THE_STATE * all_ranks > profile.host_memory_bytes:
+        return None
+    in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
+    freed = profile.optimizer_bytes - (OPTIMIZER_STEP_BYTES if in_a_step else 0)
+    return Change(True, freed) if freed > 0 else None
+
+
+OPTIMIZER_OFFLOAD = Family(
+    "optimizer_offload", _HELPED_BY_OPTIMIZER_OFFLOAD, "RespawnRole", "policy", _optimizer_offload
+)
