@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import ray
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.shared_memory import object_store_bytes
@@ -96,7 +97,7 @@ def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output
         output_dir=output_dir,
         device=device,
         dtype="bfloat16" if device == "cuda" else "float32",
-        learning_rate=1e-6,
+        algorithm=AlgorithmSpec(steps=1),
         memory=memory,
     )
 

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rljob_client.errors import BadInput
 from rljob_memory.planning.host_memory import READING_BYTES
 from rljob_testing.supported_models import KINDS
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import weight_loading
@@ -58,7 +57,7 @@ def test_each_rank_has_its_rows_of_the_whole_model(
 ) -> None:
     model_dir = model_of(tmp_path / "model", kind, files="8KB", dtype=dtype, tie_word_embeddings=tied, **UNEVEN)
     assert (model_dir / "model.safetensors.index.json").is_file()
-    config = policy_config(model_dir, tmp_path / "run", loss=LossConfig(kl_coefficient=0.1))
+    config = policy_config(model_dir, tmp_path / "run", kl_coefficient=0.1)
     with policy_processes(ranks, config) as policy:
         shards = policy.run(_local_shards)
     whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.planner import WriteItem
 
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
@@ -175,7 +174,7 @@ def fail_in_update(policy: PolicyProcesses, step: int, fault: Callable[[PolicyRa
 
 
 def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path) -> None:
-    config = config_of(tmp_path, loss=LossConfig(kl_coefficient=0.1))
+    config = config_of(tmp_path, kl_coefficient=0.1)
     expected = without_failure(2, config, STEPS)
     with policy_processes(2, config) as policy:
         processes = policy.run(process_id)

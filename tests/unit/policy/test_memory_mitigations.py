@@ -11,6 +11,7 @@ import pytest
 import structlog
 import torch
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.errors import RunError
 from rljob_memory.allocator_settings import setting_problems
@@ -219,7 +220,9 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(calls: list[
 def test_emptying_the_cache_takes_effect_at_once(calls: list[str], caching: list[int], tmp_path: Path) -> None:
     """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
-    rank: Any = ExportingRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
+    rank: Any = ExportingRank(
+        0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", AlgorithmSpec(steps=1), hoarding)
+    )
     rank._loaded = SimpleNamespace(model=SimpleNamespace(chunk_tokens=0), update=SimpleNamespace(config=None))
     rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
+from rljob_trainer.algorithm.loss import LossMetrics, policy_loss
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
@@ -56,9 +56,13 @@ class PolicyUpdate:
     def run(self, batch: RolloutBatch) -> dict[str, float]:
         """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank."""
         compiled_before = compilations()
-        updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch, only_with_gradient=True)]
+        parts = split_updates(completions_with_tokens(batch), self.config.algorithm.updates_per_step)
+        processed = [with_gradient(batch, part, self.config.algorithm) for part in parts]
+        updates = [
+            deque(self.micro_batches(batch, part, chosen)) for part, chosen in zip(parts, processed, strict=True)
+        ]
         # In the first update, the policy before the step is the current policy.
-        old_logprobs = deque(self.logprobs(updates[1:]))
+        old_logprobs = deque(self.logprobs(chain(*updates[1:])))
         self._set_learning_rate(batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
@@ -80,7 +84,7 @@ class PolicyUpdate:
             "learning_rate": self.config.learning_rate_at(batch.step),
             "tokens": batch.response_tokens,
             "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
-            "skipped_tokens": self._skipped_tokens(batch),
+            "skipped_tokens": batch.response_tokens - sum(len(batch.response_ids[i]) for i in chain(*processed)),
             "micro_batches": number,
         }
 
@@ -92,58 +96,47 @@ class PolicyUpdate:
         """
         micro_batch = rehearsal(self.config.memory.micro_batch_tokens, packed=self.model.packs)
         with self.optimizer.gradients.dropped(), self.model.one_layer_of_each_kind():
-            old_logprobs = self.logprobs([[micro_batch]])[0] if self.config.updates_per_step > 1 else None
+            old_logprobs = self.logprobs([micro_batch])[0] if self.config.algorithm.updates_per_step > 1 else None
             self._backward(micro_batch, old_logprobs)
 
-    def micro_batches(self, batch: RolloutBatch, *, only_with_gradient: bool = False) -> list[list[MicroBatch]]:
-        """This rank's micro-batches, for each update of the step. `only_with_gradient`: see `with_gradient`."""
-        completions = completions_with_tokens(batch)
-        return [
-            micro_batches_of(
-                batch,
-                part,
-                rank=dist.get_rank(),
-                ranks=dist.get_world_size(),
-                budget_tokens=self.config.memory.micro_batch_tokens,
-                aggregation=self.config.loss.aggregation,
-                processed=with_gradient(batch, part, self.config.loss) if only_with_gradient else None,
-                packed=self.model.packs,
-            )
-            for part in split_updates(completions, self.config.updates_per_step)
-        ]
-
-    def _skipped_tokens(self, batch: RolloutBatch) -> int:
-        """Response tokens that no micro-batch of the step contains, since they have no gradient."""
-        parts = split_updates(completions_with_tokens(batch), self.config.updates_per_step)
-        processed = chain.from_iterable(with_gradient(batch, part, self.config.loss) for part in parts)
-        return batch.response_tokens - sum(len(batch.response_ids[completion]) for completion in processed)
+    def micro_batches(
+        self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int]
+    ) -> list[MicroBatch]:
+        """This rank's micro-batches of `processed`, on the host, for an update over `completions`."""
+        return micro_batches_of(
+            batch,
+            completions,
+            rank=dist.get_rank(),
+            ranks=dist.get_world_size(),
+            budget_tokens=self.config.memory.micro_batch_tokens,
+            aggregation=self.config.algorithm.loss_aggregation,
+            processed=processed,
+            packed=self.model.packs,
+        )
 
     @torch.no_grad()
-    def logprobs(self, updates: Iterable[Iterable[MicroBatch]]) -> list[Tensor]:
-        """The policy's log-probabilities of the tokens of every micro-batch, in order."""
+    def logprobs(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """The policy's log-probabilities of every micro-batch, in order: [T] each, on the device."""
         with without_dropout(self.model):
-            return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
+            return [self._forward(self.model, part.to(self.device))[0] for part in micro_batches]
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
         """Add the gradient of the micro-batch to those of the parameters. Its graph is freed when the call returns.
 
         If metrics are not detached, the graph is kept, with all that it has saved for backward.
         """
+        algorithm = self.config.algorithm
+        micro_batch = micro_batch.to(self.device)
         # First, while nothing is kept for the backward pass.
         reference_logprobs = self._reference_logprobs(micro_batch)
         logprobs, entropy = self._forward(self.model, micro_batch)
         loss, metrics = policy_loss(
-            TokenValues(
-                logprobs=logprobs,
-                entropy=entropy if self.config.loss.entropy_coefficient else entropy.detach(),
-                old_logprobs=logprobs.detach() if old_logprobs is None else old_logprobs,
-                rollout_logprobs=self._on_device(micro_batch.rollout_logprobs),
-                advantages=self._on_device(micro_batch.advantages),
-                loss_weights=self._on_device(micro_batch.loss_weights),
-                mean_weights=self._on_device(micro_batch.mean_weights),
-                reference_logprobs=reference_logprobs,
-            ),
-            self.config.loss,
+            micro_batch,
+            logprobs,
+            entropy if algorithm.entropy_coefficient else entropy.detach(),
+            algorithm,
+            old_logprobs=old_logprobs,
+            reference_logprobs=reference_logprobs,
         )
         # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
         keeps_graph = not self.config.memory.detach_metrics
@@ -155,7 +148,7 @@ class PolicyUpdate:
         gradients = self.optimizer.gradients
         norm = gradients.norm()
         if math.isfinite(norm):
-            gradients.clip(norm, self.config.max_grad_norm)
+            gradients.clip(norm, self.config.algorithm.max_grad_norm)
             self.parameters_touched = True
             self.optimizer.step()
         gradients.clear()
@@ -163,6 +156,7 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor | None:
+        """[T] Log-probabilities of the initial model; None without a KL term."""
         if self.reference is None:
             return None
         with without_adapters(self.reference):
@@ -173,11 +167,9 @@ class PolicyUpdate:
         return logprobs
 
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each response token, both [T]. `micro_batch` is on the device."""
         logprobs, entropy = model(
-            self._on_device(micro_batch.input_ids),
-            self._on_device(micro_batch.hidden_rows),
-            self._on_device(micro_batch.targets),
-            **self._packing(micro_batch),
+            micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **self._packing(micro_batch)
         )
         return logprobs, entropy
 

@@ -65,7 +65,6 @@ from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.role_settings import (
     hardware_of,
-    loop_settings,
     role_settings,
     shape_for_plan,
 )
@@ -201,7 +200,7 @@ class Attempt:
                 listener=self.listener,
             )
             controller = Controller(
-                settings=loop_settings(spec),
+                spec=spec,
                 task=prompts.task,
                 scorer=scorer,
                 roles=roles,

@@ -14,13 +14,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
-from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.response_lengths import ResponseLengths
 from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
@@ -57,7 +57,7 @@ class BegunRollouts:
 class StepRollouts:
     """Begins to generate the rollouts of a step."""
 
-    settings: LoopSettings
+    algorithm: AlgorithmSpec
     task: Task
     scorer: Scorer
     roles: Roles
@@ -68,15 +68,15 @@ class StepRollouts:
     def begin(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
         """`left_before`: groups that the step before has left."""
         ended = self.roles.engines_ended
-        partial = self.settings.partial_rollout_prompts > 0
+        partial = self.algorithm.partial_rollout_prompts > 0
         generation, finish = self._of_quota(step, left_before) if partial else self._of_all(step)
         return BegunRollouts(step, ended, generation, finish)
 
     def _of_all(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
-        prompts = self.task.prompts(step, self.settings.prompts_per_step)
-        seeds = [sampling_seed(self.settings.seed, step, place) for place in range(len(prompts))]
-        group_size = self.settings.group_size
+        prompts = self.task.prompts(step, self.algorithm.prompts_per_step)
+        seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
+        group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
         expected = self.lengths.expected(prompts)
 
@@ -96,18 +96,18 @@ class StepRollouts:
         self, step: int, left_before: Sequence[PartialGroup]
     ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """The groups of one engine are scored while others still generate, or the policy learns."""
-        group_size, quota = self.settings.group_size, self.settings.prompts_per_step
+        group_size, quota = self.algorithm.group_size, self.algorithm.prompts_per_step
         new = [
             unstarted(position, group_size)
             for position in new_positions(
-                step, self.settings.steps, quota, self.settings.partial_rollout_prompts, len(left_before)
+                step, self.algorithm.steps, quota, self.algorithm.partial_rollout_prompts, len(left_before)
             )
         ]
         prompts = self._prompts([*left_before, *new])
 
         def held(group: PartialGroup) -> HeldGroup:
             of_step, place = divmod(group.position, quota)
-            seed = sampling_seed(self.settings.seed, of_step + 1, place)
+            seed = sampling_seed(self.algorithm.seed, of_step + 1, place)
             return HeldGroup(group, prompts[group.position].token_ids, seed)
 
         every = [*left_before, *new]
@@ -137,7 +137,7 @@ class StepRollouts:
 
     def _prompts(self, groups: Sequence[PartialGroup]) -> dict[int, Prompt]:
         """The prompts of `groups`, by position."""
-        size = self.settings.prompts_per_step
+        size = self.algorithm.prompts_per_step
         of_step = {
             step: self.task.prompts(step, size) for step in sorted({group.position // size + 1 for group in groups})
         }
