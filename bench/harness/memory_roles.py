@@ -24,8 +24,7 @@ from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.shared_memory import object_store_bytes
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor

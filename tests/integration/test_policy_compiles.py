@@ -19,10 +19,16 @@ from torch.distributed.tensor import DTensor
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy import rank as policy_rank
-from rljob_trainer.policy.compiled_layers import compilations, compile_layers
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.lora import add_adapters
-from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model, shard
+from rljob_trainer.policy.model import (
+    PolicyModel,
+    checkpoint_activations,
+    compilations,
+    compile_layers,
+    read_policy_model,
+    shard,
+)
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (

@@ -18,11 +18,10 @@ from rljob_client.errors import BadInput
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss import LossMetrics
 from rljob_trainer.algorithm.micro_batch import completions_with_tokens, split_updates, with_gradient
-from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.policy.update_metrics import UpdateMetrics
+from rljob_trainer.policy.update import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,

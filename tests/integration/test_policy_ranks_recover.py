@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.planner import WriteItem
 
-from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
+from rljob_trainer.policy import checkpoint, checkpoint_layout, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.update import PolicyUpdate
@@ -193,18 +193,18 @@ def write_for_minutes(policy: PolicyRank, slow_ranks: Container[int]) -> None:
     checkpoint._LEAVE_SECONDS = 60.0
     if policy.rank not in slow_ranks:
         return
-    resolve = checkpoint_planners.SaveInPieces.resolve_data
-    checkpoint_planners.PIECE_BYTES = SMALL_PIECE_BYTES
+    resolve = checkpoint_layout.SaveInPieces.resolve_data
+    checkpoint_layout.PIECE_BYTES = SMALL_PIECE_BYTES
 
-    def slow(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
-        time.sleep(0.5 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
+    def slow(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
+        time.sleep(0.5 if checkpoint_layout.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
+    checkpoint_layout.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
 
 
 def write_fast(_policy: PolicyRank) -> None:
-    checkpoint_planners.PIECE_BYTES = 1 << 20
+    checkpoint_layout.PIECE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_the_learning_rate_increases_linearly_during_the_warm_up(warmup_steps: i
 
 
 def test_the_controller_can_describe_a_policy_without_torch() -> None:
-    modules = ["policy.config", "policy.result", "algorithm.advantage", "telemetry.memory"]
+    modules = ["policy.config", "algorithm.advantage", "telemetry.memory"]
     imports = "; ".join(f"import rljob_trainer.{module}" for module in modules)
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

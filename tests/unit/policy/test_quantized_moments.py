@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rljob_trainer.policy.quantized_moments import (
+from rljob_trainer.policy.moments import (
     BLOCK,
     CHUNK,
     MOMENTS,

@@ -21,20 +21,19 @@ from rljob_client.model_files import has_only_bfloat16
 from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.compiled_layers import compile_layers
-from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
 from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
 from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
 from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
 from rljob_trainer.policy.membership import Membership
-from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
-from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import (
     PolicyModel,
     build_policy_model,
     checkpoint_activations,
+    compile_layers,
     keep_on_host,
     sent_name,
     shard,
@@ -42,11 +41,8 @@ from rljob_trainer.policy.model import (
 )
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.packed_attention import can_pack
-from rljob_trainer.policy.profile import profiled
-from rljob_trainer.policy.result import ModelInfo, UpdateResult
 from rljob_trainer.policy.state_snapshot import StateSnapshot
-from rljob_trainer.policy.update import PolicyUpdate
-from rljob_trainer.policy.update_metrics import allow_kept_graphs
+from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
 from rljob_trainer.policy.weight_loading import load_weights
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog

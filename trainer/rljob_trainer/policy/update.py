@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +28,10 @@ from rljob_trainer.algorithm.micro_batch import (
     split_updates,
     with_gradient,
 )
-from rljob_trainer.policy.compiled_layers import compilations
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import without_adapters, without_dropout
-from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.model import PolicyModel, compilations
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 
 
@@ -190,3 +191,83 @@ class PolicyUpdate:
 
     def _set_learning_rate(self, step: int) -> None:
         self.optimizer.learning_rate = self.config.learning_rate_at(step)
+
+
+class UpdateMetrics:
+    """Adds up the metrics of micro-batches, then those of ranks."""
+
+    def __init__(self, *, detached: bool) -> None:
+        """`detached`: reject tensors with a gradient, which keep a graph alive. Otherwise keep them, to measure their
+        cost."""
+        self._detached = detached
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, part: LossMetrics) -> None:
+        if self._detached:
+            _require_detached(part.sums | part.maxima)
+        for name, value in part.sums.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
+        for name, value in part.maxima.items():
+            self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
+
+    def over_ranks(self, updates: int, counts: Mapping[str, int]) -> dict[str, float]:
+        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names.
+
+        `counts`: of this rank; the maximum over the ranks is added.
+        """
+        sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
+        maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
+        # A maximum over ranks may drop NaN, but not infinity.
+        maxima = torch.where(maxima.isnan(), torch.inf, maxima)
+        dist.all_reduce(sums, dist.ReduceOp.SUM)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        values = torch.cat([sums / updates, maxima]).tolist()
+        return dict(zip([*self._sums, *self._maxima, *counts], values, strict=True))
+
+
+def _require_detached(metrics: Mapping[str, Tensor]) -> None:
+    for name, value in metrics.items():
+        if value.requires_grad:
+            raise ValueError(
+                f"expected the metric {name} without gradient, found one that keeps its graph alive; detach it"
+            )
+
+
+def allow_kept_graphs() -> None:
+    """Recompile the layers so that their graphs can be kept after a backward pass (`detach_metrics` disabled).
+
+    Otherwise backward reuses the memory that forward has saved, and torch refuses to keep the graph.
+    """
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.reset()
+
+
+PROFILE_STEP = "RLJOB_PROFILE_STEP"
+_ROWS = 60
+
+
+@contextmanager
+def profiled(step: int, rank: int, output_dir: Path) -> Iterator[None]:
+    """Profile the block if it is the update of the step that `RLJOB_PROFILE_STEP` names, for developers.
+
+    Writes a Chrome trace and a table of the operations, by their own time on the device, to `profile/` of the output
+    directory. Profiling itself slows the step down.
+    """
+    if os.environ.get(PROFILE_STEP) != str(step):
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as taken:
+        yield
+        if on_gpu:
+            torch.cuda.synchronize()
+    directory = output_dir / "profile"
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"update-step-{step}-policy-{rank}"
+    taken.export_chrome_trace(str(directory / f"{name}.json.gz"))
+    by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    (directory / f"{name}.txt").write_text(taken.key_averages().table(sort_by=by, row_limit=_ROWS), encoding="utf-8")

@@ -37,20 +37,17 @@ from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
-from rljob_trainer.models.consistency import vocabulary_rows
-from rljob_trainer.models.files_in_memory import is_in_memory
+from rljob_trainer.models.checkpoint import ModelDimensions, is_in_memory, load_tokenizer, model_dimensions
+from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.trainable import require_trainable
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
-from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.faults import target_role
 from rljob_trainer.roles.roles import Roles
@@ -76,9 +73,9 @@ from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
-from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.tasks.task import Task
+from rljob_trainer.tasks.task_modules import require_staleness_allowed
 
 log = structlog.get_logger()
 

@@ -39,11 +39,15 @@ from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime.agreement import require_agreement, require_same_updates
-from rljob_trainer.runtime.response_lengths import ResponseLengths
-from rljob_trainer.runtime.step_health import findings, is_power_of_two, require_learning
+from rljob_trainer.runtime.step_health import (
+    findings,
+    is_power_of_two,
+    require_agreement,
+    require_learning,
+    require_same_updates,
+)
 from rljob_trainer.runtime.step_record import memory_by_phase, step_record
-from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, StepRollouts
+from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, ResponseLengths, StepRollouts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Scorer
 from rljob_trainer.tasks.step_rewards import step_rewards

@@ -11,7 +11,7 @@ rollouts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.algorithm import AlgorithmSpec
@@ -21,7 +21,6 @@ from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
-from rljob_trainer.runtime.response_lengths import ResponseLengths
 from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
 
@@ -159,3 +158,29 @@ def sampling_seed(seed: int, step: int, position: int) -> int:
     """The engine's seed for the prompt at `position` of `step`. Deterministic, so that a step can be repeated."""
     digest = hashlib.sha256(f"{seed}/{step}/{position}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
+
+
+@dataclass(slots=True)
+class ResponseLengths:
+    """Response lengths by item of the task, in tokens."""
+
+    _of_item: dict[int, float] = field(default_factory=dict, init=False)
+    """Mean of the last group of each item."""
+    _tokens: int = field(default=0, init=False)
+    _responses: int = field(default=0, init=False)
+
+    def observe(self, items: Iterable[int], lengths: Sequence[int], group_size: int) -> None:
+        """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
+        for place, item in enumerate(items):
+            group = lengths[place * group_size : (place + 1) * group_size]
+            self._of_item[item] = sum(group) / len(group)
+        self._tokens += sum(lengths)
+        self._responses += len(lengths)
+
+    def expected(self, prompts: Iterable[Prompt]) -> list[float]:
+        """For each prompt, the mean length in the last epoch that had its item; otherwise that of all responses.
+
+        If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
+        """
+        mean = self._tokens / self._responses if self._responses else 1.0
+        return [self._of_item.get(prompt.index, mean) for prompt in prompts]

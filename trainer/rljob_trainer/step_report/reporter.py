@@ -17,7 +17,6 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
 from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
-from rljob_trainer.step_report.schedule import SendSchedule
 
 _WARN_EVERY_SECONDS = 60.0
 _LONGEST_BACKOFF_OF_CLOSE_SECONDS = 1.0
@@ -173,3 +172,33 @@ def _of_step(record: StepRecord) -> dict[str, Any]:
         "tokens_per_second": record.tokens_per_second,
         "seconds": seconds_of(record),
     }
+
+
+INTERVAL_SECONDS = 5.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+
+class SendSchedule:
+    """At most one report per interval, urgent ones at once, and fewer after failures. Times are in seconds."""
+
+    def __init__(self, longest_backoff_seconds: float = _LONGEST_BACKOFF_SECONDS) -> None:
+        self._longest_backoff_seconds = longest_backoff_seconds
+        self._next_regular = 0.0
+        self._next_allowed = 0.0
+        self._failures = 0
+
+    def wait_seconds(self, now: float, *, urgent: bool) -> float:
+        """Seconds until a report may be sent; 0: send it now."""
+        due = self._next_allowed if urgent else max(self._next_regular, self._next_allowed)
+        return max(0.0, due - now)
+
+    def succeeded(self, now: float) -> None:
+        self._failures = 0
+        self._next_regular = now + INTERVAL_SECONDS
+        self._next_allowed = now
+
+    def failed(self, now: float, retry_after_seconds: float = 0.0) -> None:
+        """`retry_after_seconds`: as requested by the API server."""
+        self._failures += 1
+        backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), self._longest_backoff_seconds)
+        self._next_allowed = now + max(backoff, retry_after_seconds)
