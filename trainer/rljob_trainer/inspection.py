@@ -28,9 +28,8 @@ from rljob_trainer.models.hub import HubUnreachable, resolve_description
 from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
 from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
-from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_eight_bits
-from rljob_trainer.runtime.model_requirements import model_requirements
-from rljob_trainer.runtime.role_settings import shape_for_plan
+from rljob_trainer.runtime.attempt_plan import shape_for_plan
+from rljob_trainer.runtime.requirements import forms_not_installed, model_requirements, unsupported_eight_bits
 from rljob_trainer.tasks.build import build_items, build_task
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rljob_trainer.policy.moments import (
-    BLOCK,
     CHUNK,
     MOMENTS,
     Moment,
@@ -16,6 +15,7 @@ from rljob_trainer.policy.moments import (
     signed_map,
     squared_map,
 )
+from rljob_trainer.policy.optimizer_state import BLOCK
 
 CPU = torch.device("cpu")
 QUANTIZER = MomentQuantizer(CPU)

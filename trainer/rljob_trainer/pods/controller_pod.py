@@ -28,8 +28,8 @@ from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnviron
 from rljob_trainer.pods.pod_placement import PodPlacement
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import worker_of
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, Outcome, changeable_settings, identity
-from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
 from rljob_trainer.step_report.content import role_and_rank
 from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter

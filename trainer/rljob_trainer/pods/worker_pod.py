@@ -30,7 +30,7 @@ from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus, require_engine_here, worker_facts
 from rljob_trainer.roles.warm.start import start_warm
-from rljob_trainer.runtime.model_requirements import require_usable
+from rljob_trainer.runtime.requirements import require_usable
 from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
 

@@ -28,8 +28,8 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.float32_masters import joined, split
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.moments import BLOCK, BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import BucketState, OptimizerState
+from rljob_trainer.policy.moments import BucketStep, moment_type
+from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough

@@ -36,9 +36,9 @@ from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.placement import Placement
 from rljob_trainer.runtime.stop_request import StopRequest, stop_on_signals
-from rljob_trainer.runtime.supervision import Supervision
 
 log = structlog.get_logger()
 

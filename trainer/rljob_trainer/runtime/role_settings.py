@@ -13,15 +13,13 @@ from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.job_workload import max_concurrent_sequences
-from rljob_memory.workload import Hardware, ModelShape
-from rljob_trainer.hardware import Device, Machine
-from rljob_trainer.models.checkpoint import ModelDimensions
+from rljob_trainer.hardware import Device
 from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
 from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.requirements import KV_CACHE_DTYPE, QUANTIZATION
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -36,38 +34,6 @@ def policy_ranks(spec: RLJobSpec) -> int:
 def rollout_engines(spec: RLJobSpec) -> int:
     """Colocated: on the GPUs of the ranks."""
     return worker_pods(spec)[-1].processes // spec.rollout.tensor_parallel_size
-
-
-def hardware_of(hosts: RoleHosts) -> Hardware:
-    return Hardware(
-        device=hosts.device,
-        device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
-        engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
-        host_memory_bytes=hosts.machine.host_memory_bytes,
-        torch_version=hosts.torch_version,
-    )
-
-
-def _gpu_bytes(machine: Machine) -> int:
-    return min(machine.gpu_memory_bytes, default=0)
-
-
-def shape_for_plan(
-    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
-) -> ModelShape:
-    """`adapter_parameters`: of low-rank adapters; 0 without."""
-    return ModelShape(
-        parameters=dimensions.parameters,
-        layers=dimensions.layers,
-        hidden=dimensions.hidden,
-        kv_heads=dimensions.kv_heads,
-        head_dim=dimensions.head_dim,
-        vocabulary=dimensions.vocabulary,
-        heads=dimensions.heads,
-        intermediate=dimensions.intermediate,
-        bytes_per_parameter=2 if _dtype(spec, device) == "bfloat16" else 4,
-        adapter_parameters=adapter_parameters,
-    )
 
 
 def role_settings(
@@ -93,7 +59,7 @@ def role_settings(
     defaults of `rljob_memory`.
     """
     device = hosts.device
-    dtype = _dtype(spec, device)
+    dtype = dtype_of(spec, device)
     threads = _threads(parameters, max(hosts.ranks, hosts.engine_processes), hosts.machine.cores)
 
     def allocator(role: Role) -> Mapping[str, str]:
@@ -180,7 +146,7 @@ def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: 
     )
 
 
-def _dtype(spec: RLJobSpec, device: Device) -> Dtype:
+def dtype_of(spec: RLJobSpec, device: Device) -> Dtype:
     if spec.model.dtype != "Auto":
         return spec.model.dtype
     return "bfloat16" if device == "cuda" else "float32"
