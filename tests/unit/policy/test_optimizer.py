@@ -12,8 +12,8 @@ from torch import nn
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.float32_masters import joined, split, stochastically_rounded
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.optimizer_state import joined, split, stochastically_rounded
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 
 SHAPES = {

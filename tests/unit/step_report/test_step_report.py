@@ -22,8 +22,14 @@ from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.step_report import reporter as reporter_module
 from rljob_trainer.step_report.api_server import NoAnswer, encoded
-from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
-from rljob_trainer.step_report.reporter import INTERVAL_SECONDS, SendSchedule, StepReporter
+from rljob_trainer.step_report.reporter import (
+    INTERVAL_SECONDS,
+    SendSchedule,
+    StepReporter,
+    memory_of_ranks,
+    reward_of,
+    seconds_of,
+)
 from tests.unit.ledger.samples import plan_change, plan_change_record, step_record
 
 PLAN = memory_plan()

@@ -18,8 +18,8 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.roles import absent_engines, generation, role_processes, topologies
 from rljob_trainer.roles import roles as roles_module
 from rljob_trainer.roles.absent_engines import has_place
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.roles.topologies import ColocatedRoles, DisaggregatedRoles, roles_of
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout_batch import Prompt

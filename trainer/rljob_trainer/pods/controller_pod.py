@@ -31,8 +31,7 @@ from rljob_trainer.pods.worker_facts import worker_of
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, Outcome, changeable_settings, identity
 from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
-from rljob_trainer.step_report.content import role_and_rank
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
+from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter, role_and_rank
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""

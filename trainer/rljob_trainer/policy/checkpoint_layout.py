@@ -29,10 +29,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from rljob_trainer.policy.float32_masters import joined
 from rljob_trainer.policy.moments import CHUNK, MOMENTS, Moment, QuantizedType
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED
+from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, joined
 
 WEIGHTS = "model."
 """Prefix of the weights' names in a checkpoint."""

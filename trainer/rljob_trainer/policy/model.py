@@ -19,9 +19,9 @@ from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.models.checkpoint import ADVICE, policy_weight_shapes
 from rljob_trainer.models.consistency import scaled_head_settings
 from rljob_trainer.policy import packed_attention
-from rljob_trainer.policy.float32_masters import split
 from rljob_trainer.policy.interrupted_pass import initialize
 from rljob_trainer.policy.lora import checkpoint_name
+from rljob_trainer.policy.optimizer_state import split
 from rljob_trainer.policy.weight_loading import PIECE_ELEMENTS, load_weights, parameters_on_meta, rows_of
 
 CAUSAL_LM = "causal_lm."

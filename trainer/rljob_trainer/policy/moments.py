@@ -27,8 +27,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from rljob_trainer.policy.float32_masters import stochastically_rounded
-from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, BucketState
+from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, BucketState, stochastically_rounded
 
 CHUNK = 1 << 23
 """Numbers that are quantized at a time, so that temporaries take 32 MiB each. On an H200, both moments of 8.19e9

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.float32_masters import joined, split
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.moments import BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState
+from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough

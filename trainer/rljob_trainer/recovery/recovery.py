@@ -31,10 +31,10 @@ from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_
 from rljob_trainer.recovery.phase_deadlines import with_stacks
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.roles.checkpointing import Checkpointing
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.step_report.content import role_and_rank
+from rljob_trainer.step_report.reporter import role_and_rank
 
 
 class NewAttempt(Exception):

@@ -1,4 +1,4 @@
-"""The processes of one role, which are started, called and stopped together, and the group of the policy ranks."""
+"""The settings of the roles, the processes of one role as a whole, and the group of the policy ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,63 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.plan_change import Role
+from rljob_api.topology import Topology
 from rljob_client.errors import RunError
 from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.hardware import Bundle
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.roles.actor import RoleHandle, spawn
 from rljob_trainer.roles.calls import Calls, all_returned, wait_for
 from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.roles.time_limit import time_limit
 from rljob_trainer.roles.warm.setup_worker import ROLE_VARIABLE
+from rljob_trainer.rollout.config import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """Settings of the role processes."""
+
+    topology: Topology
+
+    ranks: int
+    """Policy ranks."""
+
+    engine_processes: int
+    """Processes of all rollout engines. Colocated: as many as ranks, one on each GPU."""
+
+    policy: PolicyConfig
+
+    rollout: RolloutConfig
+
+    policy_environment: dict[str, str]
+    """Environment variables of the policy processes."""
+
+    rollout_environment: dict[str, str]
+    """Environment variables of the engine processes."""
+
+    output_dir: Path
+
+    bundles: tuple[Bundle, ...] | None
+    """The Ray resources of each GPU and of the processes on it: those of the ranks, then those of engines with GPUs of
+    their own. None: the processes may run anywhere."""
+
+    @property
+    def processes_of_an_engine(self) -> int:
+        return self.rollout.tensor_parallel_size
+
+    @property
+    def first_engine_bundle(self) -> int:
+        """Index of the bundle of engine 0. Colocated engines are in the bundles of the ranks."""
+        return 0 if self.topology == "Colocated" else self.ranks
+
+    @property
+    def gpus_per_process(self) -> float:
+        """GPUs that each process requests of Ray: half a one if a policy rank and an engine share it."""
+        if self.policy.device == "cpu":
+            return 0.0
+        return 0.5 if self.topology == "Colocated" else 1.0
+
 
 _PLACEMENT_SECONDS = 60
 """The resources exist when they are requested, unless a worker has just died."""

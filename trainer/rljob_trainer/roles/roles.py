@@ -16,8 +16,7 @@ from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.generation import Generation, WorkQueue
-from rljob_trainer.roles.role_processes import PolicyRanks, RoleProcesses, RoleResources, placement_group
-from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.roles.role_processes import PolicyRanks, RoleProcesses, RoleResources, RoleSettings, placement_group
 from rljob_trainer.rollout.lots import Lot, LotResult, Lots, WholeGroups
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 

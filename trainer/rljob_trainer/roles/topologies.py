@@ -17,8 +17,8 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.rollout_batch import RolloutBatch
 
 

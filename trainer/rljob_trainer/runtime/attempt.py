@@ -39,8 +39,8 @@ from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.faults import target_role
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener

@@ -16,7 +16,7 @@ from rljob_memory.planning.job_workload import max_concurrent_sequences
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
-from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import KV_CACHE_DTYPE, QUANTIZATION
