@@ -18,13 +18,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import ray
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.roles.policy_actor import ColocatedPolicyActor
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
@@ -96,7 +96,7 @@ def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output
         output_dir=output_dir,
         device=device,
         dtype="bfloat16" if device == "cuda" else "float32",
-        learning_rate=1e-6,
+        algorithm=AlgorithmSpec(steps=1),
         memory=memory,
     )
 

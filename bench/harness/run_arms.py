@@ -29,7 +29,7 @@ from rljob_trainer.hardware import this_machine, torch_version
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.role_settings import shape_for_plan
+from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")

@@ -12,7 +12,7 @@ import psutil
 import pynvml
 
 from rljob_trainer.hardware import visible_handles
-from rljob_trainer.telemetry.outside_torch import first_visible_gpu
+from rljob_trainer.telemetry.memory import first_visible_gpu
 
 
 def device_used_bytes() -> int:

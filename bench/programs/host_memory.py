@@ -33,7 +33,7 @@ from rljob_testing.repository import EXAMPLES
 from rljob_testing.runs import Run, rljob_run
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.role_settings import shape_for_plan
+from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 _JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits.yaml", {"algorithm": {"steps": 10}, "checkpoint": {"everySteps": 5}}),

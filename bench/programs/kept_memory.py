@@ -80,7 +80,7 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
 
 
 LEAKING = f"""
-from rljob_trainer.roles.colocated import ColocatedRoles
+from rljob_trainer.roles.topologies import ColocatedRoles
 ColocatedRoles.engine_class = "{__spec__.name if __spec__ else __name__}:{LeakingEngine.__name__}"
 from rljob_client.__main__ import main
 main()

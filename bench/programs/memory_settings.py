@@ -52,8 +52,8 @@ from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import engine_environment
+from rljob_trainer.rollout.topology_engines import ColocatedEngine
 from rljob_trainer.telemetry.memory import MemoryLog
 
 Changes = Mapping[str, Any]

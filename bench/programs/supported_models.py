@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from bench.harness.record import RESULTS, record
 from rljob_client.errors import BadInput
 from rljob_testing.supported_models import KINDS, TOLERANCE, Kind, architecture, compare, engine_host
-from rljob_trainer.models.trainable import require_trainable
+from rljob_trainer.models.consistency import require_trainable
 from rljob_trainer.policy.packed_attention import PACKED_KINDS
 
 

@@ -171,7 +171,7 @@ def fetch(
       84   the fetched model is damaged
       85   DIR is not empty or not writable
     """
-    from rljob_client.fetch.fetch_command import FetchOptions
-    from rljob_client.fetch.fetch_command import fetch as run
+    from rljob_client.fetch_command import FetchOptions
+    from rljob_client.fetch_command import fetch as run
 
     raise typer.Exit(run(FetchOptions(job, path, output, namespace, context, image, print_pod)))

@@ -7,8 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.compiled_layers import compile_layers
-from rljob_trainer.policy.model import read_policy_model
+from rljob_trainer.policy.model import compile_layers, read_policy_model
 
 pytestmark = pytest.mark.gpu
 SMALL_TO_LARGE_TOKENS = (90, 1_000, 4_100, 9_000, 16_380)  # none is a dimension of the layer

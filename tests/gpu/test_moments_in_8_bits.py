@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy.config import PolicyConfig
@@ -28,7 +29,9 @@ def optimizer_of(rows: int, columns: int, matrices: int, *, offload: bool, bucke
         values = torch.randn(rows, columns, device="cuda", generator=draw).mul_(0.02).bfloat16()
         model.register_parameter(f"matrix{number}", nn.Parameter(values))
     plan = memory_plan(optimizer_offload=offload)
-    config = PolicyConfig(Path(), Path(), "cuda", "bfloat16", 1e-3, plan, moments="int8")
+    config = PolicyConfig(
+        Path(), Path(), "cuda", "bfloat16", AlgorithmSpec(steps=1, learning_rate=1e-3), plan, moments="int8"
+    )
     return MasterAdamW(model, config, {}, bucket_elements=bucket)  # type: ignore[arg-type]
 
 

@@ -9,8 +9,7 @@ import torch
 
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.frozen_weights import read_frozen_weights
-from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
-from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import build_policy_model, sent_name
 from rljob_trainer.policy.weight_loading import load_weights

@@ -19,17 +19,22 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, FileDigest, describe
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 
 VOCABULARY = 64
-ALL_TERMS = LossConfig(
-    aggregation="sequence-mean", importance_sampling="mask", kl_coefficient=0.3, entropy_coefficient=0.05, dual_clip=1.5
-)
+ALL_TERMS: dict[str, Any] = {
+    "loss_aggregation": "SequenceMean",
+    "importance_sampling": ImportanceSamplingSpec(mode="Mask"),
+    "kl_coefficient": 0.3,
+    "entropy_coefficient": 0.05,
+    "dual_clip": 1.5,
+}
+"""Settings of the algorithm with which every term of the loss counts."""
 
 os.environ["OMP_NUM_THREADS"] = "1"
 _processes = get_context("forkserver")
@@ -168,13 +173,16 @@ def tiny_model(
 
 
 def policy_config(model_dir: Path, output_dir: Path, **changes: Any) -> PolicyConfig:
-    """Float32 on the CPU, with a budget and a chunk small enough that every batch needs several of each."""
+    """Float32 on the CPU, with a budget and a chunk small enough that every batch needs several of each.
+
+    `changes`: settings of the policy, or of its algorithm.
+    """
+    of_algorithm = {name: changes.pop(name) for name in list(changes) if name in AlgorithmSpec.model_fields}
     settings: dict[str, Any] = {
         "device": "cpu",
         "dtype": "float32",
-        "learning_rate": 1e-4,
+        "algorithm": AlgorithmSpec(steps=100, **({"learning_rate": 1e-4} | of_algorithm)),
         "memory": memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7),
-        "loss": LossConfig(),
     }
     return PolicyConfig(model_dir=model_dir, output_dir=output_dir, **(settings | changes))
 

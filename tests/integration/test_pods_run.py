@@ -29,8 +29,7 @@ from rljob_testing.repository import ROOT
 from rljob_testing.runs import rljob_run, write_manifest
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.step_report import api_server
-from rljob_trainer.step_report.api_server import ApiServer, NoAnswer
-from rljob_trainer.step_report.client import StepReportClient
+from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
 from tests.integration.compared_runs import MORE_STEPS_THAN_NEEDED
 from tests.integration.pod_processes import Attempt, PodProcess, Pods
 

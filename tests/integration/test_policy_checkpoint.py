@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from rljob_client.errors import BadInput
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, describe, digest_of
-from rljob_trainer.policy import checkpoint, checkpoint_files, checkpoint_planners
+from rljob_trainer.policy import checkpoint, checkpoint_files, checkpoint_layout
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
@@ -54,7 +54,7 @@ def written_checkpoint(policy: PolicyProcesses, directory: Path) -> Path:
 def use_small_pieces(_policy: PolicyRank) -> None:
     """In a policy process: several files for a tiny model, and several pieces for each of its matrices."""
     checkpoint_files.FILE_BYTES = 16 << 10
-    checkpoint_planners.PIECE_BYTES = 4 << 10
+    checkpoint_layout.PIECE_BYTES = 4 << 10
 
 
 def flip_a_bit(file: Path) -> None:
@@ -172,7 +172,7 @@ def test_writing_in_place_and_loading_take_memory_for_pieces_alone(tmp_path: Pat
 
 
 def use_pieces_of_256_kib(_policy: PolicyRank) -> None:
-    checkpoint_planners.PIECE_BYTES = 256 << 10
+    checkpoint_layout.PIECE_BYTES = 256 << 10
 
 
 def added_memory_of_loading(policy: PolicyRank, directory: Path) -> int:
@@ -296,13 +296,13 @@ def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: i
 
 def write_slowly(_policy: PolicyRank) -> None:
     """In a policy process: the next step is ready to begin long before a checkpoint is written."""
-    resolve = checkpoint_planners.SaveInPieces.resolve_data
+    resolve = checkpoint_layout.SaveInPieces.resolve_data
 
-    def slow(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
+    def slow(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
         time.sleep(0.01)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
+    checkpoint_layout.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
 
 
 def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Path) -> None:
@@ -329,14 +329,14 @@ def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Pat
 
 def write_after(_policy: PolicyRank, go_on: Path) -> None:
     """In a policy process: write nothing before the file `go_on` exists."""
-    resolve = checkpoint_planners.SaveInPieces.resolve_data
+    resolve = checkpoint_layout.SaveInPieces.resolve_data
 
-    def held(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
+    def held(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
         while not go_on.exists():
             time.sleep(0.01)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = held  # type: ignore[assignment, method-assign]
+    checkpoint_layout.SaveInPieces.resolve_data = held  # type: ignore[assignment, method-assign]
 
 
 def keep_a_copy(policy: PolicyRank) -> None:

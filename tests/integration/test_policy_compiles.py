@@ -17,13 +17,18 @@ from torch._logging._internal import set_logs
 from torch.distributed.tensor import DTensor
 
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy import rank as policy_rank
-from rljob_trainer.policy.compiled_layers import compilations, compile_layers
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.lora import add_adapters
-from rljob_trainer.policy.model import PolicyModel, checkpoint_activations, read_policy_model, shard
+from rljob_trainer.policy.model import (
+    PolicyModel,
+    checkpoint_activations,
+    compilations,
+    compile_layers,
+    read_policy_model,
+    shard,
+)
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
@@ -112,19 +117,18 @@ def test_a_layer_that_cannot_be_compiled_again_is_an_error() -> None:
         layer(torch.ones(3, 2))
 
 
-PLAIN = LossConfig()
 ONE_MICRO_BATCH = memory_plan(micro_batch_tokens=400)
 
 
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        (1, {"loss": PLAIN}),
-        (2, {"loss": ALL_TERMS, "updates_per_step": 2}),
-        (1, {"loss": ALL_TERMS, "updates_per_step": 2, "dtype": "bfloat16"}),
-        (2, {"loss": ALL_TERMS, "lora": LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "down_proj"), dropout=0.1)}),
-        (2, {"loss": ALL_TERMS, "memory": memory_plan(micro_batch_tokens=40, activation_checkpointing=True)}),
-        (1, {"loss": PLAIN, "memory": memory_plan(micro_batch_tokens=40, detach_metrics=False)}),
+        (1, {}),
+        (2, {**ALL_TERMS, "updates_per_step": 2}),
+        (1, {**ALL_TERMS, "updates_per_step": 2, "dtype": "bfloat16"}),
+        (2, {**ALL_TERMS, "lora": LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "down_proj"), dropout=0.1)}),
+        (2, {**ALL_TERMS, "memory": memory_plan(micro_batch_tokens=40, activation_checkpointing=True)}),
+        (1, {"memory": memory_plan(micro_batch_tokens=40, detach_metrics=False)}),
     ],
     ids=["plain", "all-terms", "bfloat16", "lora", "checkpointing", "kept-graphs"],
 )

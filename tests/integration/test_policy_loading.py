@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rljob_client.errors import BadInput
 from rljob_memory.planning.host_memory import READING_BYTES
 from rljob_testing.supported_models import KINDS
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import weight_loading
-from rljob_trainer.policy.float32_masters import joined
 from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.model import build_policy_model, read_policy_model, sent_name, to_compute_dtype
+from rljob_trainer.policy.optimizer_state import joined
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.weight_loading import load_weights
 from tests.integration.policy_processes import policy_config, policy_processes
@@ -58,7 +57,7 @@ def test_each_rank_has_its_rows_of_the_whole_model(
 ) -> None:
     model_dir = model_of(tmp_path / "model", kind, files="8KB", dtype=dtype, tie_word_embeddings=tied, **UNEVEN)
     assert (model_dir / "model.safetensors.index.json").is_file()
-    config = policy_config(model_dir, tmp_path / "run", loss=LossConfig(kl_coefficient=0.1))
+    config = policy_config(model_dir, tmp_path / "run", kl_coefficient=0.1)
     with policy_processes(ranks, config) as policy:
         shards = policy.run(_local_shards)
     whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

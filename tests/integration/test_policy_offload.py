@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.algorithm.loss_config import LossConfig
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
@@ -28,8 +27,8 @@ LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},
-    "bfloat16 with a reference": {"dtype": "bfloat16", "loss": LossConfig(kl_coefficient=0.1)},
-    "adapters": {"dtype": "bfloat16", "lora": LORA, "loss": LossConfig(kl_coefficient=0.1)},
+    "bfloat16 with a reference": {"dtype": "bfloat16", "kl_coefficient": 0.1},
+    "adapters": {"dtype": "bfloat16", "lora": LORA, "kl_coefficient": 0.1},
 }
 
 

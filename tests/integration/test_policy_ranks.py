@@ -6,8 +6,8 @@ import copy
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +17,11 @@ from transformers import AutoModelForCausalLM
 from rljob_client.errors import BadInput
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.algorithm.loss import LossMetrics
-from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.algorithm.micro_batch import completions_with_tokens, split_updates, with_gradient
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.policy.result import UpdateResult
-from rljob_trainer.policy.update_metrics import UpdateMetrics
+from rljob_trainer.policy.update import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
@@ -34,7 +33,7 @@ from tests.integration.policy_processes import (
     tiny_model,
 )
 
-PLAIN = LossConfig()
+PLAIN: dict[str, Any] = {}
 
 ADAMW_EPSILON = 1e-8
 """A gradient of this size or less is mostly rounding, and AdamW divides it by its own size."""
@@ -51,16 +50,19 @@ class PlainTraining:
         decaying = [each for each in self.model.parameters() if each.dim() >= 2 and each is not embedding]
         others = [each for each in self.model.parameters() if each.dim() < 2 or each is embedding]
         self.optimizer = torch.optim.AdamW(
-            [{"params": decaying, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
+            [
+                {"params": decaying, "weight_decay": config.algorithm.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=config.algorithm.learning_rate,
+            betas=(config.algorithm.adam_beta1, config.algorithm.adam_beta2),
         )
         self.gradient_was_rounding = {name: np.zeros(p.shape, bool) for name, p in self.model.named_parameters()}
         """Of each weight, in any update."""
 
     def update(self, batch: RolloutBatch) -> dict[str, float]:
         completions = [i for i in range(len(batch)) if len(batch.response_ids[i])]
-        halves = np.array_split(np.array(completions), self.config.updates_per_step)
+        halves = np.array_split(np.array(completions), self.config.algorithm.updates_per_step)
         with torch.no_grad():
             old = {i: self.distribution(self.model, batch, i)[0] for i in completions}
         losses, norms, drifts, mismatches = [], [], [], []
@@ -79,10 +81,12 @@ class PlainTraining:
             )
             for i, kept in tokens.items():
                 per_token = self.token_losses(batch, i, old[i])[kept]
-                mean = self.config.loss.aggregation == "sequence-mean"
+                mean = self.config.algorithm.loss_aggregation == "SequenceMean"
                 loss = loss + (per_token.mean() / len(tokens) if mean else per_token.sum() / total)
             loss.backward()
-            norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)))
+            norms.append(
+                float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.algorithm.max_grad_norm))
+            )
             losses.append(loss.item())
             for name, parameter in self.model.named_parameters():
                 size = parameter.grad.abs().numpy()
@@ -97,7 +101,7 @@ class PlainTraining:
         }
 
     def token_losses(self, batch: RolloutBatch, i: int, old: torch.Tensor) -> torch.Tensor:
-        settings, advantage = self.config.loss, float(batch.advantages[i])
+        settings, advantage = self.config.algorithm, float(batch.advantages[i])
         logprobs, entropy = self.distribution(self.model, batch, i)
         ratio = torch.exp(logprobs - old)
         objective = -torch.min(
@@ -106,10 +110,10 @@ class PlainTraining:
         if advantage < 0 and settings.dual_clip:
             objective = objective.clamp(max=-advantage * settings.dual_clip)
         weight = torch.exp(old - torch.tensor(batch.rollout_logprobs[i]).nan_to_num(neginf=0.0))
-        if settings.importance_sampling == "truncate":
-            weight = weight.clamp(max=settings.importance_sampling_cap)
+        if settings.importance_sampling.mode == "Truncate":
+            weight = weight.clamp(max=settings.importance_sampling.cap)
         else:
-            cap = settings.importance_sampling_cap
+            cap = settings.importance_sampling.cap
             weight = weight * ((weight >= 1 / cap) & (weight <= cap))
         with torch.no_grad():
             reference = self.distribution(self.reference, batch, i)[0]
@@ -120,7 +124,7 @@ class PlainTraining:
         """Log-probability and entropy of each response token of completion `i`."""
         prompt, response = batch.prompt_ids[i // batch.group_size], batch.response_ids[i]
         ids = torch.tensor(np.concatenate([prompt, response])).long()[None]
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / self.config.temperature
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / self.config.algorithm.temperature
         logprobs = torch.log_softmax(logits, -1)
         return logprobs.gather(1, torch.tensor(response).long()[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
@@ -132,13 +136,13 @@ class PlainTraining:
     ids=["untied-qwen3", "tied-llama-all-terms-two-updates"],
 )
 def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
-    tmp_path: Path, ranks: int, kind: str, tied: bool, loss: LossConfig, updates_per_step: int
+    tmp_path: Path, ranks: int, kind: str, tied: bool, loss: dict[str, Any], updates_per_step: int
 ) -> None:
     model_dir = tiny_model(tmp_path / "model", kind, tied=tied)
     config = policy_config(
         model_dir,
         tmp_path / "run",
-        loss=loss,
+        **loss,
         updates_per_step=updates_per_step,
         temperature=0.7,
         max_grad_norm=0.5,
@@ -161,7 +165,7 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         rounding = plain.gradient_was_rounding[name]
         assert rounding.mean() < 0.001, name
         np.testing.assert_allclose(trained[name][~rounding], wanted[~rounding], rtol=0, atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(trained[name], wanted, rtol=0, atol=config.learning_rate, err_msg=name)
+        np.testing.assert_allclose(trained[name], wanted, rtol=0, atol=config.algorithm.learning_rate, err_msg=name)
     assert trained.keys() == dict(plain.model.named_parameters()).keys()
 
 
@@ -189,9 +193,15 @@ def test_completions_without_advantage_are_skipped_without_effect(tmp_path: Path
     assert again.metrics["entropy"] > 0
 
 
+def _parts(policy: PolicyRank, batch: RolloutBatch) -> list[list[int]]:
+    return split_updates(completions_with_tokens(batch), policy.config.algorithm.updates_per_step)
+
+
 def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str, np.ndarray]:
-    for micro_batch in chain.from_iterable(policy._update.micro_batches(batch, only_with_gradient=skip)):
-        policy._update._backward(micro_batch, None)
+    for part in _parts(policy, batch):
+        processed = with_gradient(batch, part, policy.config.algorithm) if skip else part
+        for micro_batch in policy._update.micro_batches(batch, part, processed):
+            policy._update._backward(micro_batch, None)
     gradients = {}
     for name, parameter in policy._model.named_parameters():
         assert parameter.grad is not None, name
@@ -208,7 +218,8 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
         counts["with_gradient" if torch.is_grad_enabled() else "without"] += 1
 
     hook = policy._model.register_forward_hook(count)
-    second = policy._update.micro_batches(batch, only_with_gradient=True)[1]
+    part = _parts(policy, batch)[1]
+    second = policy._update.micro_batches(batch, part, with_gradient(batch, part, policy.config.algorithm))
     policy._update.run(batch)
     hook.remove()
     return {**counts, "micro_batches_of_second_update": len(second)}

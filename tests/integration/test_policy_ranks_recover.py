@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.planner import WriteItem
 
-from rljob_trainer.algorithm.loss_config import LossConfig
-from rljob_trainer.policy import checkpoint, checkpoint_planners, rank
+from rljob_trainer.policy import checkpoint, checkpoint_layout, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.update import PolicyUpdate
@@ -175,7 +174,7 @@ def fail_in_update(policy: PolicyProcesses, step: int, fault: Callable[[PolicyRa
 
 
 def test_failures_in_every_phase_change_no_bit_and_end_no_process(tmp_path: Path) -> None:
-    config = config_of(tmp_path, loss=LossConfig(kl_coefficient=0.1))
+    config = config_of(tmp_path, kl_coefficient=0.1)
     expected = without_failure(2, config, STEPS)
     with policy_processes(2, config) as policy:
         processes = policy.run(process_id)
@@ -194,18 +193,18 @@ def write_for_minutes(policy: PolicyRank, slow_ranks: Container[int]) -> None:
     checkpoint._LEAVE_SECONDS = 60.0
     if policy.rank not in slow_ranks:
         return
-    resolve = checkpoint_planners.SaveInPieces.resolve_data
-    checkpoint_planners.PIECE_BYTES = SMALL_PIECE_BYTES
+    resolve = checkpoint_layout.SaveInPieces.resolve_data
+    checkpoint_layout.PIECE_BYTES = SMALL_PIECE_BYTES
 
-    def slow(planner: checkpoint_planners.SaveInPieces, item: WriteItem) -> Any:
-        time.sleep(0.5 if checkpoint_planners.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
+    def slow(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
+        time.sleep(0.5 if checkpoint_layout.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
         return resolve(planner, item)
 
-    checkpoint_planners.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
+    checkpoint_layout.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
 
 
 def write_fast(_policy: PolicyRank) -> None:
-    checkpoint_planners.PIECE_BYTES = 1 << 20
+    checkpoint_layout.PIECE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize(

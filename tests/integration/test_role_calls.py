@@ -18,8 +18,8 @@ from rljob_client.errors import RunError
 from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_testing.patience import Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
+from rljob_trainer.pods.pod_placement import WorkerAgents, mark_controller_exited
 from rljob_trainer.pods.ray_node import worker_resource
-from rljob_trainer.pods.worker_agents import WorkerAgents, mark_controller_exited
 from rljob_trainer.roles import ray_driver
 from rljob_trainer.roles.calls import result_of, serving, wait_for
 from rljob_trainer.roles.time_limit import time_limit

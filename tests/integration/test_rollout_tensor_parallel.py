@@ -24,7 +24,7 @@ from rljob_trainer.roles.calls import wait_for
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
+from rljob_trainer.rollout.topology_engines import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 

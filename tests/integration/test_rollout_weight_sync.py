@@ -18,8 +18,8 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.fast_logprobs import VARIABLE
+from rljob_trainer.rollout.lots import WholeGroups
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
-from rljob_trainer.rollout.work import WholeGroups
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync import send_weights
 

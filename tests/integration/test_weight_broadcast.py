@@ -16,8 +16,8 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
+from rljob_trainer.rollout.topology_engines import DisaggregatedEngine
 from rljob_trainer.weight_sync import broadcast
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 

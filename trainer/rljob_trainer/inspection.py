@@ -23,21 +23,19 @@ from rljob_client.validation.suspicious_values import Finding, memory_findings
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
-from rljob_trainer.models.consistency import vocabulary_rows
+from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
 from rljob_trainer.models.hub import HubUnreachable, resolve_description
 from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
-from rljob_trainer.models.trainable import require_trainable
 from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
-from rljob_trainer.runtime.eight_bits import forms_not_installed, unsupported_eight_bits
-from rljob_trainer.runtime.model_requirements import model_requirements
-from rljob_trainer.runtime.role_settings import shape_for_plan
+from rljob_trainer.runtime.attempt_plan import shape_for_plan
+from rljob_trainer.runtime.requirements import forms_not_installed, model_requirements, unsupported_eight_bits
 from rljob_trainer.tasks.build import build_items, build_task
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
-from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
+from rljob_trainer.tasks.task_modules import require_staleness_allowed
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from rljob_api.plan_change import PlanChange
 from rljob_client.errors import OutputUnavailable
 from rljob_client.plot.learning_plot import draw_learning
-from rljob_client.plot.memory_plot import draw_memory
-from rljob_client.plot.memory_samples import memory_peaks
+from rljob_client.plot.memory_plot import draw_memory, memory_peaks
 from rljob_client.plot.memory_timeline import memory_timeline
 from rljob_client.plot.reward_plot import draw_reward
 from rljob_client.plot.style import STYLE

@@ -55,7 +55,7 @@ bytes each (`rljob_trainer.policy.weight_loading`)."""
 
 PIECES_BYTES = 512 * MIB
 """A checkpoint on its way between one rank and its files: eight threads each hold about four pieces of 16 MiB;
-of a small model, its state twice (`rljob_trainer.policy.checkpoint_planners`)."""
+of a small model, its state twice (`rljob_trainer.policy.checkpoint_layout`)."""
 
 _OFFLOADED = "weights while the engine generates"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
@@ -115,7 +115,7 @@ def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int, *, packed: b
         micro_batch
         for rank in range(ranks)
         for micro_batch in micro_batches_of(
-            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="token-mean", packed=packed
+            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="TokenMean", packed=packed
         )
     ]
 
@@ -181,27 +181,27 @@ def test_an_empty_micro_batch_has_only_padding_and_nothing_to_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("completions", "loss", "chosen"),
+    ("completions", "algorithm", "chosen"),
     [
-        ([0, 1, 2, 3], LossConfig(), [2, 3]),
-        ([0, 1, 2], LossConfig(kl_coefficient=0.1), [0, 1, 2]),
-        ([0, 1, 2], LossConfig(entropy_coefficient=0.1), [0, 1, 2]),
-        ([1, 0], LossConfig(), [1]),
-        ([], LossConfig(), []),
+        ([0, 1, 2, 3], AlgorithmSpec(steps=1), [2, 3]),
+        ([0, 1, 2], AlgorithmSpec(steps=1, kl_coefficient=0.1), [0, 1, 2]),
+        ([0, 1, 2], AlgorithmSpec(steps=1, entropy_coefficient=0.1), [0, 1, 2]),
+        ([1, 0], AlgorithmSpec(steps=1), [1]),
+        ([], AlgorithmSpec(steps=1), []),
     ],
 )
 def test_only_completions_with_an_advantage_have_a_gradient(
-    completions: list[int], loss: LossConfig, chosen: list[int]
+    completions: list[int], algorithm: AlgorithmSpec, chosen: list[int]
 ) -> None:
     batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
     batch = batch.scored(batch.rewards, np.array([0, 0, 1, -1]))
-    assert with_gradient(batch, completions, loss) == chosen
+    assert with_gradient(batch, completions, algorithm) == chosen
 
 
 def test_skipped_completions_count_in_the_loss_but_not_in_means() -> None:
     batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
     [micro_batch] = micro_batches_of(
-        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, aggregation="token-mean", processed=[2, 3]
+        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, aggregation="TokenMean", processed=[2, 3]
     )
     assert micro_batch.completions == [2, 3]
     assert micro_batch.loss_weights.tolist() == [0.25, 0.25]
@@ -227,7 +227,7 @@ def test_tokens_with_finite_logprobs_or_completions_weigh_alike(
     logprobs: list[list[float]], token_mean: list[list[float]], sequence_mean: list[list[float]], dropped: int
 ) -> None:
     arrays = [np.array(each, np.float32) for each in logprobs]
-    for aggregation, expected in (("token-mean", token_mean), ("sequence-mean", sequence_mean)):
+    for aggregation, expected in (("TokenMean", token_mean), ("SequenceMean", sequence_mean)):
         found: list[npt.NDArray[np.float32]] = token_weights(arrays, aggregation)  # type: ignore[arg-type]
         for weights, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(weights, wanted, rtol=1e-6)

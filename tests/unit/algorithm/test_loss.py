@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,14 +10,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, importance_weights, policy_loss
-from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
+from rljob_trainer.algorithm.loss import LossMetrics, importance_weights, policy_loss
+from rljob_trainer.algorithm.micro_batch import MicroBatch
 
-PPO = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, importance_sampling="off")
+Mode = Literal["Truncate", "Mask", "Disabled"]
 
 
-def one_token(ratio: float, advantage: float, **values: float) -> TokenValues:
-    """A token whose ratio policy / old policy is `ratio`; the engine agrees with the old one unless said otherwise."""
+def algorithm_of(mode: Mode = "Disabled", cap: float = 2.0, **settings: Any) -> AlgorithmSpec:
+    return AlgorithmSpec(steps=1, importance_sampling=ImportanceSamplingSpec(mode=mode, cap=cap), **settings)
+
+
+PPO = algorithm_of()
+
+
+@dataclass
+class Tokens:
+    """T response tokens: tensors of [T]."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    old_logprobs: Tensor
+    rollout_logprobs: Tensor
+    advantages: Tensor
+    loss_weights: Tensor
+    mean_weights: Tensor
+    reference_logprobs: Tensor | None = None
+
+    def loss(self, algorithm: AlgorithmSpec) -> tuple[Tensor, LossMetrics]:
+        rows = torch.arange(len(self.logprobs))
+        micro_batch = MicroBatch(
+            completions=[0],
+            response_lengths=[len(rows)],
+            packed_lengths=None,
+            input_ids=rows[None],
+            hidden_rows=rows,
+            targets=rows,
+            advantages=self.advantages,
+            rollout_logprobs=self.rollout_logprobs,
+            loss_weights=self.loss_weights,
+            mean_weights=self.mean_weights,
+        )
+        return policy_loss(
+            micro_batch,
+            self.logprobs,
+            self.entropy,
+            algorithm,
+            old_logprobs=self.old_logprobs,
+            reference_logprobs=self.reference_logprobs,
+        )
+
+    def __getitem__(self, rows: slice) -> Tokens:
+        return Tokens(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+
+
+def one_token(ratio: float, advantage: float, **values: float) -> Tokens:
+    """A token whose ratio policy / old policy is `ratio`; the engine agrees with the old one unless `values` differ."""
     old = -1.0
     tensors: dict[str, Any] = {
         "logprobs": torch.tensor([old + math.log(ratio)], requires_grad=True),
@@ -28,7 +76,7 @@ def one_token(ratio: float, advantage: float, **values: float) -> TokenValues:
         "loss_weights": torch.ones(1),
         "mean_weights": torch.ones(1),
     }
-    return TokenValues(**(tensors | {name: torch.tensor([value]) for name, value in values.items()}))
+    return Tokens(**(tensors | {name: torch.tensor([value]) for name, value in values.items()}))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +94,7 @@ def test_the_objective_is_clipped_only_on_its_unbounded_side(
     ratio: float, advantage: float, loss: float, gradient: float, counted_as: str | None
 ) -> None:
     tokens = one_token(ratio, advantage)
-    found, metrics = policy_loss(tokens, PPO)
+    found, metrics = tokens.loss(PPO)
     found.backward()
     assert found.item() == pytest.approx(loss, rel=1e-5)
     assert tokens.logprobs.grad is not None
@@ -58,21 +106,20 @@ def test_the_objective_is_clipped_only_on_its_unbounded_side(
 @pytest.mark.parametrize(
     ("mode", "engine_ratio", "weight"),
     [
-        ("off", 8.0, 1.0),
-        ("truncate", 1.5, 1.5),
-        ("truncate", 8.0, 2.0),
-        ("truncate", 0.1, 0.1),
-        ("mask", 1.5, 1.5),
-        ("mask", 8.0, 0.0),
-        ("mask", 0.1, 0.0),
+        ("Disabled", 8.0, 1.0),
+        ("Truncate", 1.5, 1.5),
+        ("Truncate", 8.0, 2.0),
+        ("Truncate", 0.1, 0.1),
+        ("Mask", 1.5, 1.5),
+        ("Mask", 8.0, 0.0),
+        ("Mask", 0.1, 0.0),
     ],
 )
 def test_tokens_are_weighed_by_how_far_engine_and_policy_disagree(
-    mode: Any, engine_ratio: float, weight: float
+    mode: Mode, engine_ratio: float, weight: float
 ) -> None:
-    config = replace(PPO, importance_sampling=mode, importance_sampling_cap=2.0)
     tokens = one_token(1.0, 3.0, rollout_logprobs=-1.0 - math.log(engine_ratio))
-    loss, metrics = policy_loss(tokens, config)
+    loss, metrics = tokens.loss(algorithm_of(mode))
     assert loss.item() == pytest.approx(-3.0 * weight, rel=1e-5)
     assert metrics.maxima["logprob_diff_max"].item() == pytest.approx(abs(math.log(engine_ratio)), rel=1e-5)
     assert metrics.maxima["importance_weight_max"].item() == pytest.approx(weight, rel=1e-5)
@@ -81,7 +128,7 @@ def test_tokens_are_weighed_by_how_far_engine_and_policy_disagree(
 def test_importance_weights_carry_no_gradient() -> None:
     old = torch.tensor([-1.0, -2.0], requires_grad=True)
     assert not importance_weights(
-        old, torch.tensor([-1.5, -1.5]), replace(PPO, importance_sampling="truncate")
+        old, torch.tensor([-1.5, -1.5]), ImportanceSamplingSpec(mode="Truncate")
     ).requires_grad
 
 
@@ -89,18 +136,18 @@ def test_importance_weights_carry_no_gradient() -> None:
 def test_kl_and_entropy_enter_with_their_coefficients(reference: float, kl: float) -> None:
     tokens = one_token(1.0, 0.0, reference_logprobs=reference)
     tokens = replace(tokens, entropy=torch.tensor([0.7], requires_grad=True))
-    loss, metrics = policy_loss(tokens, replace(PPO, kl_coefficient=0.5, entropy_coefficient=0.1))
+    loss, metrics = tokens.loss(algorithm_of(kl_coefficient=0.5, entropy_coefficient=0.1))
     assert loss.item() == pytest.approx(0.5 * kl - 0.1 * 0.7, rel=1e-5)
     assert metrics.sums["kl"].item() == pytest.approx(kl, rel=1e-5)
     assert not any(value.requires_grad for value in (metrics.sums | metrics.maxima).values()), "the graph is kept"
 
 
-def random_tokens(seed: int, count: int) -> TokenValues:
+def random_tokens(seed: int, count: int) -> Tokens:
     generator = torch.Generator().manual_seed(seed)
     normal = lambda scale: torch.randn(count, generator=generator) * scale  # noqa: E731
     old = -2 + normal(0.5)
     kept = (torch.rand(count, generator=generator) > 0.2).float()
-    return TokenValues(
+    return Tokens(
         logprobs=(old + normal(0.4)).requires_grad_(),
         entropy=normal(1.0).abs().requires_grad_(),
         old_logprobs=old,
@@ -112,57 +159,56 @@ def random_tokens(seed: int, count: int) -> TokenValues:
     )
 
 
-def straightforward_loss(tokens: TokenValues, config: LossConfig) -> float:
+def straightforward_loss(tokens: Tokens, algorithm: AlgorithmSpec) -> float:
     """The same formulas over Python floats, token by token."""
     columns = [tokens.logprobs, tokens.entropy, tokens.old_logprobs, tokens.rollout_logprobs, tokens.advantages]
     columns += [tokens.loss_weights, tokens.reference_logprobs]  # type: ignore[list-item]
     total = 0.0
     for new, entropy, old, engine, advantage, weight, reference in zip(*(c.tolist() for c in columns), strict=True):
         ratio = math.exp(new - old)
-        reward = min(ratio * advantage, min(max(ratio, 1 - config.clip_low), 1 + config.clip_high) * advantage)
-        if advantage < 0 and config.dual_clip is not None:
-            reward = max(reward, config.dual_clip * advantage)
+        reward = min(ratio * advantage, min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high) * advantage)
+        if advantage < 0 and algorithm.dual_clip:
+            reward = max(reward, algorithm.dual_clip * advantage)
         mismatch = math.exp(old - engine)
-        cap = config.importance_sampling_cap
+        cap = algorithm.importance_sampling.cap
         trust = {
-            "off": 1.0,
-            "truncate": min(mismatch, cap),
-            "mask": mismatch if 1 / cap <= mismatch <= cap else 0.0,
-        }[config.importance_sampling]
+            "Disabled": 1.0,
+            "Truncate": min(mismatch, cap),
+            "Mask": mismatch if 1 / cap <= mismatch <= cap else 0.0,
+        }[algorithm.importance_sampling.mode]
         kl = math.exp(reference - new) - (reference - new) - 1
-        total += weight * (-trust * reward + config.kl_coefficient * kl - config.entropy_coefficient * entropy)
+        total += weight * (-trust * reward + algorithm.kl_coefficient * kl - algorithm.entropy_coefficient * entropy)
     return total
 
 
-configs = st.builds(
-    LossConfig,
+algorithms = st.builds(
+    algorithm_of,
     clip_low=st.sampled_from([0.1, 0.2]),
     clip_high=st.sampled_from([0.2, 0.4]),
-    dual_clip=st.sampled_from([None, 1.2, 3.0]),
-    importance_sampling=st.sampled_from(["off", "truncate", "mask"]),
-    importance_sampling_cap=st.sampled_from([1.5, 2.0]),
+    dual_clip=st.sampled_from([0.0, 1.2, 3.0]),
+    mode=st.sampled_from(["Disabled", "Truncate", "Mask"]),
+    cap=st.sampled_from([1.5, 2.0]),
     kl_coefficient=st.sampled_from([0.0, 0.4]),
     entropy_coefficient=st.sampled_from([0.0, 0.3]),
 )
 
 
-@given(st.integers(0, 10_000), st.integers(0, 30), configs)
-def test_the_loss_is_that_of_a_straightforward_implementation(seed: int, count: int, config: LossConfig) -> None:
+@given(st.integers(0, 10_000), st.integers(0, 30), algorithms)
+def test_the_loss_is_that_of_a_straightforward_implementation(seed: int, count: int, algorithm: AlgorithmSpec) -> None:
     tokens = random_tokens(seed, count)
-    assert policy_loss(tokens, config)[0].item() == pytest.approx(straightforward_loss(tokens, config), abs=1e-4)
+    assert tokens.loss(algorithm)[0].item() == pytest.approx(straightforward_loss(tokens, algorithm), abs=1e-4)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(0, 30), configs)
-def test_the_parts_of_a_batch_add_up_to_the_batch(seed: int, count: int, cut: int, config: LossConfig) -> None:
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(0, 30), algorithms)
+def test_the_parts_of_a_batch_add_up_to_the_batch(seed: int, count: int, cut: int, algorithm: AlgorithmSpec) -> None:
     tokens = random_tokens(seed, count)
-    whole, metrics = policy_loss(tokens, config)
+    whole, metrics = tokens.loss(algorithm)
     whole.backward()
     gradient = grad_of(tokens.logprobs)
     tokens.logprobs.grad = None
     parts: list[tuple[Tensor, LossMetrics]] = []
     for rows in (slice(0, cut), slice(cut, None)):
-        values = {name: getattr(tokens, name)[rows] for name in TokenValues.__slots__}
-        parts.append(policy_loss(TokenValues(**values), config))
+        parts.append(tokens[rows].loss(algorithm))
         parts[-1][0].backward()
     torch.testing.assert_close(parts[0][0] + parts[1][0], whole)
     torch.testing.assert_close(grad_of(tokens.logprobs), gradient)

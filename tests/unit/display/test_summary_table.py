@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_client.run_directory.summary import summarize
-from rljob_trainer.display.numbers import clock, gibibytes, short_seconds, sparkline
-from rljob_trainer.display.run_display import plain_console
+from rljob_trainer.display.run_display import clock, gibibytes, plain_console, short_seconds, sparkline
 from rljob_trainer.display.summary_table import print_summary
 from tests.unit.ledger.samples import plan_change_record, step_record
 

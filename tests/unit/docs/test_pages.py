@@ -10,13 +10,14 @@ import pytest
 import torch
 import yaml
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.roles import SupportedSetting
 from rljob_client.run_directory.records import LedgerRecord, StepRecord
 from rljob_operator.objects.pod_environment import plan_variables
-from rljob_trainer.algorithm.loss import TokenValues, policy_loss
-from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_trainer.algorithm.loss import policy_loss
+from rljob_trainer.algorithm.micro_batch import rehearsal
 from tests.unit.operator.objects.builders import PLAN
 
 ROOT = Path(__file__).parents[3]
@@ -108,9 +109,10 @@ def test_the_page_of_metrics_explains_columns_records_fields_and_metrics() -> No
     fields = {name.partition(".")[0] for name in names_in("Fields of a step")}
     assert set(StepRecord.model_fields) - of_every_record <= fields
 
-    token = torch.zeros(1)
-    values = TokenValues(token.clone().requires_grad_(), token, token, token, token + 1, token + 1, token + 1, token)
-    _, metrics = policy_loss(values, LossConfig(kl_coefficient=0.1, dual_clip=3.0))
+    micro_batch = rehearsal(2, packed=False)
+    zeros = torch.zeros(len(micro_batch.targets))
+    algorithm = AlgorithmSpec(steps=1, kl_coefficient=0.1)
+    _, metrics = policy_loss(micro_batch, zeros, zeros, algorithm, reference_logprobs=zeros)
     counts = {"tokens", "dropped_tokens", "skipped_tokens", "micro_batches", "skipped_updates", "compilations"}
     of_the_step = {"uniform_groups", "reward_errors", "continued_responses", "continued_tokens"}
     of_the_step |= {"asleep_engine_bytes", "empty_responses", "grad_norm", "learning_rate"}

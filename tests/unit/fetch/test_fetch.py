@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from rljob_client.cli import app
 from rljob_client.errors import OutputUnavailable
-from rljob_client.fetch.archive import IncompleteArchive, extract, require_free
+from rljob_client.fetch_command import IncompleteArchive, extract, require_free
 from rljob_trainer.models.resolve import resolve_model
 from tests.unit.operator.objects.builders import job, objects, pod_of
 from tests.unit.operator.objects.pod_security import restricted_violations
@@ -173,7 +173,7 @@ def test_a_failure_is_explained(cluster: Path, arguments: tuple[str, ...], code:
 def test_a_pod_that_does_not_start_or_a_missing_kubectl_is_explained(
     cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_client.fetch.fetch_command._START_SECONDS", 0.0)
+    monkeypatch.setattr("rljob_client.fetch_command._START_SECONDS", 0.0)
     waiting = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
     (cluster / "status").write_text(json.dumps({"containerStatuses": [waiting]}))
     result = fetch("sums")

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rljob_client.errors import BadInput
-from rljob_trainer.models.block_sizes import require_whole_blocks
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters, all_targets, require_adaptable
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.sharding import require_shardable
+from rljob_trainer.runtime.requirements import require_shardable, require_whole_blocks
 
 
 def configuration(directory: Path, **sizes: object) -> Path:

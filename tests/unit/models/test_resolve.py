@@ -14,8 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rljob_client.errors import BadInput
-from rljob_trainer.models.checkpoint import load_tokenizer, policy_weight_shapes
-from rljob_trainer.models.files_in_memory import is_in_memory
+from rljob_trainer.models.checkpoint import is_in_memory, load_tokenizer, policy_weight_shapes
 from rljob_trainer.models.resolve import resolve_model
 
 

@@ -16,10 +16,9 @@ from transformers import AutoConfig
 from rljob_client.errors import BadInput
 from rljob_testing.supported_models import KINDS, TRAINED, Kind
 from rljob_trainer.models.checkpoint import described_dimensions, require_same_rope, validate_checkpoint
-from rljob_trainer.models.consistency import require_same_window
+from rljob_trainer.models.consistency import require_same_window, require_trainable, require_trainable_settings
 from rljob_trainer.models.lora_targets import adapted_layers, described_layers
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.trainable import require_trainable, require_trainable_settings
 from rljob_trainer.policy.packed_attention import PACKED_KINDS
 
 Weights = dict[str, np.ndarray[Any, Any]]

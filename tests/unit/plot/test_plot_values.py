@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
 from rljob_client.plot.learning_plot import draw_learning
-from rljob_client.plot.memory_plot import draw_memory
-from rljob_client.plot.memory_samples import MemoryPeaks, memory_peaks
+from rljob_client.plot.memory_plot import MemoryPeaks, draw_memory, memory_peaks
 from rljob_client.plot.memory_timeline import Band, Level, Moment, Timeline
 from rljob_client.plot.reward_plot import band, running_mean, running_window
 from rljob_client.plot.style import merge_lines, spread
-from rljob_client.plot.time_axis import phase_shares, time_axis
+from rljob_client.plot.timeline_plot import phase_shares, time_axis
 from rljob_client.plot.timing_plot import axis_height, bar_edges, cut_bars, draw_timing, seconds_by_phase
 from rljob_client.run_directory.records import ResponseStatistics
 from tests.unit.ledger.samples import GIB, step_record

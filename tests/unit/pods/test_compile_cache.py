@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.pods import compile_cache
-from rljob_trainer.pods.code_platform import CodePlatform, flags_digest, this_platform
-from rljob_trainer.pods.compile_cache import CompileCache, distrust, files_to_remove, is_kept_elsewhere
+from rljob_trainer.pods.compile_cache import (
+    CodePlatform,
+    CompileCache,
+    distrust,
+    files_to_remove,
+    flags_digest,
+    is_kept_elsewhere,
+    this_platform,
+)
 from rljob_trainer.pods.environment import WorkerEnvironment
 from rljob_trainer.pods.worker_pod import _restored_cache
 from tests.unit.pods.pod_variables import pod_variables

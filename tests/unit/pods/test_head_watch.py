@@ -9,10 +9,10 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.step_report import ExitDecision, StepReportStatus
-from rljob_trainer.pods import restart_in_place
+from rljob_trainer.pods import controller_pod
 from rljob_trainer.pods.attempt_start import RequiredAttempt
-from rljob_trainer.pods.head_watch import HEAD_GONE_SECONDS, HeadWatch, Observed
-from rljob_trainer.pods.restart_in_place import Next, next_for, wait_for_restart
+from rljob_trainer.pods.controller_pod import Next, next_for, wait_for_restart
+from rljob_trainer.pods.worker_pod import HEAD_GONE_SECONDS, HeadWatch, Observed
 from rljob_trainer.step_report.api_server import NoAnswer
 
 GONE = 100 + HEAD_GONE_SECONDS
@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(restart_in_place, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(controller_pod, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     return now
 
 

@@ -11,16 +11,21 @@ import pytest
 import structlog
 import torch
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.errors import RunError
 from rljob_memory.allocator import setting_problems
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.policy import exporting_rank
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.exporting_rank import ExportingRank
-from rljob_trainer.policy.memory_mitigations import expandable_segments, weight_export
-from rljob_trainer.policy.memory_mitigations.cached_memory import MIN_RELEASE_BYTES, cache_released_after
-from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments, settings_with
-from rljob_trainer.policy.memory_mitigations.weight_export import WeightExport
+from rljob_trainer.policy.exporting_rank import ExportingRank, WeightExport
+from rljob_trainer.policy.memory_mitigations import caching_allocator
+from rljob_trainer.policy.memory_mitigations.caching_allocator import (
+    MIN_RELEASE_BYTES,
+    ExpandableSegments,
+    cache_released_after,
+    settings_with,
+)
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
 NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
@@ -35,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: calls.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setattr(expandable_segments, "torch_release", lambda _version: OLD_TORCH)
+    monkeypatch.setattr(caching_allocator, "torch_release", lambda _version: OLD_TORCH)
     return calls
 
 
@@ -156,7 +161,7 @@ def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
         calls.append("allocate")
         return SimpleNamespace(capacity_bytes=capacity_bytes)
 
-    monkeypatch.setattr(weight_export, "ReservedBuffer", allocated)
+    monkeypatch.setattr(exporting_rank, "ReservedBuffer", allocated)
     export = WeightExport(expandable(), largest_unit_bytes=30)
     sizes = []
     for bucket_bytes in (20, 100, 50):
@@ -219,7 +224,9 @@ def test_a_failed_phase_frees_its_tensors_even_if_the_error_is_kept(calls: list[
 def test_emptying_the_cache_takes_effect_at_once(calls: list[str], caching: list[int], tmp_path: Path) -> None:
     """The engine that could not wake is restarted next, before any phase of the policy ends."""
     hoarding = memory_plan(empty_cache=False, expandable_segments=False)
-    rank: Any = ExportingRank(0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", 1e-6, hoarding))
+    rank: Any = ExportingRank(
+        0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", AlgorithmSpec(steps=1), hoarding)
+    )
     rank._loaded = SimpleNamespace(model=SimpleNamespace(chunk_tokens=0), update=SimpleNamespace(config=None))
     rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.float32_masters import joined, split, stochastically_rounded
 from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.optimizer_state import joined, split, stochastically_rounded
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 
 SHAPES = {
@@ -43,7 +44,9 @@ class Weights(nn.Module):
 
 def optimizer_of(model: nn.Module, *, offload: bool = False, bucket: int = 100, **settings: Any) -> MasterAdamW:
     memory = memory_plan(optimizer_offload=offload)
-    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", 1e-3, memory, weight_decay=0.1, **settings)
+    of_algorithm = {name: settings.pop(name) for name in list(settings) if name in AlgorithmSpec.model_fields}
+    algorithm = AlgorithmSpec(steps=1, **({"learning_rate": 1e-3, "weight_decay": 0.1} | of_algorithm))
+    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", algorithm, memory, **settings)
     return MasterAdamW(model, config, {}, bucket_elements=bucket)  # type: ignore[arg-type]
 
 
@@ -219,7 +222,7 @@ def test_masters_that_are_no_bfloat16_numbers_are_kept() -> None:
     torch.manual_seed(3)
     masters = torch.randn(SHAPES["matrix"])
     model.matrix.data, remainders = split(masters)
-    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", 1e-3, memory_plan())
+    config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", AlgorithmSpec(steps=1, learning_rate=1e-3), memory_plan())
     optimizer = MasterAdamW(model, config, {"matrix": remainders})  # type: ignore[arg-type]
     [(_, found)] = optimizer.master_pieces("matrix")
     assert torch.equal(found.view(masters.shape), masters)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine
@@ -17,15 +18,16 @@ from rljob_trainer.runtime.role_settings import role_settings
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "step", "expected"), [(0, 1, 8.0), (4, 1, 2.0), (4, 2, 4.0), (4, 4, 8.0), (4, 100, 8.0)]
+    ("warmup_steps", "step", "expected"), [(0, 1, 0.5), (4, 1, 0.125), (4, 2, 0.25), (4, 4, 0.5), (4, 100, 0.5)]
 )
 def test_the_learning_rate_increases_linearly_during_the_warm_up(warmup_steps: int, step: int, expected: float) -> None:
-    config = PolicyConfig(Path("model"), Path("run"), "cpu", "float32", 8.0, memory_plan(), warmup_steps=warmup_steps)
+    algorithm = AlgorithmSpec(steps=100, learning_rate=0.5, warmup_steps=warmup_steps)
+    config = PolicyConfig(Path("model"), Path("run"), "cpu", "float32", algorithm, memory_plan())
     assert config.learning_rate_at(step) == expected
 
 
 def test_the_controller_can_describe_a_policy_without_torch() -> None:
-    modules = ["policy.config", "policy.result", "algorithm.advantage", "telemetry.memory"]
+    modules = ["policy.config", "algorithm.advantage", "telemetry.memory"]
     imports = "; ".join(f"import rljob_trainer.{module}" for module in modules)
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

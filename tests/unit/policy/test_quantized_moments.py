@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from rljob_trainer.policy.quantized_moments import (
-    BLOCK,
+from rljob_trainer.policy.moments import (
     CHUNK,
     MOMENTS,
     Moment,
@@ -16,6 +15,7 @@ from rljob_trainer.policy.quantized_moments import (
     signed_map,
     squared_map,
 )
+from rljob_trainer.policy.optimizer_state import BLOCK
 
 CPU = torch.device("cpu")
 QUANTIZER = MomentQuantizer(CPU)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import BadInput, OutputUnavailable
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.ledger.checkpoint_manifest import digest_of
@@ -129,7 +130,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def config_of(source: Path, output: Path, lora: LoraConfig | None = None) -> PolicyConfig:
-    return PolicyConfig(source, output, "cpu", "float32", learning_rate=1.0, memory=memory_plan(), lora=lora)
+    return PolicyConfig(source, output, "cpu", "float32", AlgorithmSpec(steps=1), memory=memory_plan(), lora=lora)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 
 from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import completions_of
 from rljob_trainer.rollout.synced_weights import SyncedWeights, WeightsNotSynced
+from rljob_trainer.rollout.topology_engines import ColocatedEngine
 
 
 def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] | None = None) -> Any:
@@ -113,7 +113,7 @@ def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path)
 
 def test_a_rollout_process_imports_neither_policy_nor_optimizer() -> None:
     program = (
-        "import rljob_trainer.roles.rollout_actor, rljob_trainer.weight_sync.broadcast_group, sys;"
+        "import rljob_trainer.roles.rollout_actor, rljob_trainer.weight_sync.broadcast, sys;"
         "print([name for name in sys.modules if name.startswith(('rljob_trainer.policy', 'torch.optim'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -23,7 +23,7 @@ from rljob_trainer.rollout.engine_fields import (
     literal_in,
     require_engine_args,
 )
-from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
+from rljob_trainer.runtime.requirements import KV_CACHE_DTYPE, QUANTIZATION
 
 VLLM_ARGUMENTS = {
     "block_size",

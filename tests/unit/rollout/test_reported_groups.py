@@ -11,7 +11,7 @@ import pytest
 from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.rollout_actor import RolloutActor
 from rljob_trainer.rollout import engine as engine_module
-from rljob_trainer.rollout.work import Generated, WholeGroups
+from rljob_trainer.rollout.lots import Generated, WholeGroups
 from rljob_trainer.rollout_batch import Completion
 
 GROUP_SIZE = 2

@@ -20,12 +20,16 @@ from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, StepReport, Step
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan, memory_profile
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
-from rljob_trainer.step_report import schedule as schedule_module
-from rljob_trainer.step_report.api_server import NoAnswer
-from rljob_trainer.step_report.client import encoded
-from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
-from rljob_trainer.step_report.reporter import StepReporter
-from rljob_trainer.step_report.schedule import INTERVAL_SECONDS, SendSchedule
+from rljob_trainer.step_report import reporter as reporter_module
+from rljob_trainer.step_report.api_server import NoAnswer, encoded
+from rljob_trainer.step_report.reporter import (
+    INTERVAL_SECONDS,
+    SendSchedule,
+    StepReporter,
+    memory_of_ranks,
+    reward_of,
+    seconds_of,
+)
 from tests.unit.ledger.samples import plan_change, plan_change_record, step_record
 
 PLAN = memory_plan()
@@ -152,7 +156,7 @@ def reporter_of(store: Store, warn: Callable[[str], Any] = print, committed: int
 
 
 def test_steps_wait_for_the_interval_and_changes_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 3600.0)
     store = Store()
     reporter = reporter_of(store, committed=2)
     report = store.wait_for(1)
@@ -180,7 +184,7 @@ def test_steps_wait_for_the_interval_and_changes_are_sent_at_once(monkeypatch: p
 
 
 def test_evidence_of_an_earlier_attempt_is_kept_in_regular_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 0.05)
     store = Store(existing=StepReportStatus(last_evidence=EVIDENCE))
     reporter = reporter_of(store)
     store.wait_for(1)
@@ -215,7 +219,7 @@ def failing(*failures: Exception) -> tuple[Store, threading.Event]:
 
 
 def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 0.01)
     store, _ = failing(*[NoAnswer("the API server answered 403: no"), RuntimeError("unexpected")] * 2)
     warnings: list[str] = []
     reporter = reporter_of(store, warnings.append)
@@ -227,7 +231,7 @@ def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: 
 
 
 def test_close_tries_to_send_the_last_state_during_a_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_module, "INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 3600.0)
     store, failed = failing(*[NoAnswer("it cannot be reached")] * 2)  # before and after the call of `close`
     reporter = reporter_of(store)
     assert failed.wait(PATIENCE_SECONDS)

@@ -13,8 +13,7 @@ import pytest
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.python_functions import load_function
-from rljob_trainer.tasks.staleness import require_staleness_allowed
-from rljob_trainer.tasks.task_modules import load_module
+from rljob_trainer.tasks.task_modules import load_module, require_staleness_allowed
 
 
 @pytest.fixture(autouse=True)

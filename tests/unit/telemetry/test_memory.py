@@ -17,8 +17,7 @@ import pytest
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
-from rljob_trainer.telemetry.allocator import sample_of_stats
-from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory
+from rljob_trainer.telemetry.memory import MemoryLog, quick_sample, reset_peaks, sample_memory, sample_of_stats
 
 MIB = 1 << 20
 

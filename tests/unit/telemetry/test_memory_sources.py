@@ -14,7 +14,7 @@ import pytest
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.telemetry import host_memory as module
 from rljob_trainer.telemetry.host_memory import host_memory
-from rljob_trainer.telemetry.outside_torch import OutsideTorch
+from rljob_trainer.telemetry.memory import OutsideTorch
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from rljob_trainer.roles.work_queue import WorkQueue
+from rljob_trainer.roles.generation import WorkQueue
 
 LONGEST = 1024
 """Most tokens of a response."""

@@ -16,7 +16,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot

@@ -17,10 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemorySettings
+from rljob_api.model import ModelSpec
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import TrainingWarning
+from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
@@ -31,19 +35,17 @@ from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
-from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
-from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Reward, ScoringHere
 from rljob_trainer.tasks.task import Task
@@ -179,16 +181,7 @@ class Job:
                 listener=listener,
             )
             controller = Controller(
-                settings=LoopSettings(
-                    self.steps,
-                    prompts_per_step=2,
-                    group_size=2,
-                    scale_advantages=True,
-                    seed=0,
-                    max_staleness=self.staleness,
-                    partial_rollout_prompts=self.partial,
-                    on_reward_error="Zero",
-                ),
+                spec=self._spec(),
                 task=cast(Task, Echo()),
                 scorer=ScoringHere(cast(Reward, self.reward)),
                 roles=cast(Any, roles),
@@ -211,6 +204,20 @@ class Job:
             finally:
                 self.printed = screen.getvalue()
         return roles, listener, self.printed
+
+    def _spec(self) -> RLJobSpec:
+        return RLJobSpec.model_construct(
+            model=ModelSpec.model_construct(uri="file:///model"),
+            algorithm=AlgorithmSpec.model_construct(
+                steps=self.steps,
+                prompts_per_step=2,
+                group_size=2,
+                max_staleness=self.staleness,
+                partial_rollout_prompts=self.partial,
+            ),
+            task=TaskSpec.model_construct(name="digits", on_reward_error="Zero"),
+            recovery=RecoverySpec(max_steps_without_learning=0),
+        )
 
     def _export(self, roles: SimulatedRoles) -> None:
         (self.directory / "model").write_text(str(roles.weights))

@@ -15,11 +15,21 @@ from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles import generation
-from rljob_trainer.roles.work_queue import WorkQueue
-from rljob_trainer.rollout.lots import HeldGroup, LotResult, Segment, deal, generate_lot, unstarted
-from rljob_trainer.rollout.work import EngineWork, Generated, Lots, WholeGroups
+from rljob_trainer.roles.generation import WorkQueue
+from rljob_trainer.rollout.lots import (
+    EngineWork,
+    Generated,
+    HeldGroup,
+    LotResult,
+    Lots,
+    Segment,
+    WholeGroups,
+    deal,
+    generate_lot,
+    unstarted,
+)
 from rljob_trainer.rollout_batch import Completion, Prompt
-from rljob_trainer.runtime.response_lengths import ResponseLengths
+from rljob_trainer.runtime.step_rollouts import ResponseLengths
 from tests.unit.trainer.simulated_decoding import drawn_lengths, least_steps, steps_with_queue, steps_with_shares
 
 

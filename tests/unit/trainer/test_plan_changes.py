@@ -24,10 +24,10 @@ from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime import free_disk
-from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime import attempt_plan
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.supervision import Supervision
+from rljob_trainer.runtime.run_inputs import ModelInput
 from tests.unit.ledger.samples import PLAN, plan_change, plan_change_record, step_record
 
 
@@ -129,25 +129,26 @@ def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
     hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", None, 64 * GIB, True)
     model = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
     shown: list[str] = []
-    attempt = SimpleNamespace(
-        job=JOB,
-        ledger=ledger,
-        supervision=Supervision(),
-        display=SimpleNamespace(note=shown.append, warning=shown.append),
-        listener=RunListener(),
+    planned = attempt_plan.plan_attempt(
+        JOB.spec,
+        ModelInput(Path(), model, adapter_parameters=0),
+        hosts,
         state=state_at_start(ledger, 8, supervised=False),
-        _warn_of_host_memory=lambda *_: None,
+        ledger=ledger,
         directory=OutputDirectory(ledger.path.parent),
+        supervision=Supervision(),
+        display=cast(Any, SimpleNamespace(note=shown.append, warning=shown.append)),
+        listener=RunListener(),
     )
-    changes, _, facts = Attempt._plan(cast(Any, attempt), model, 0, hosts)
-    ledger.begin_attempt(0.0, {}, changes.plan.model_dump(by_alias=True), {}, plan_facts=facts)
-    return changes.plan, shown
+    plan = planned.changes.plan
+    ledger.begin_attempt(0.0, {}, plan.model_dump(by_alias=True), {}, plan_facts=planned.facts)
+    return plan, shown
 
 
 def test_a_changed_plan_is_computed_again_on_another_machine_only(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_disk, "free_bytes", lambda _path: 1 << 50)
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
     with Ledger(tmp_path / "other.jsonl") as other:
         small, _ = begin(other, 24)
     first, _ = begin(ledger, 140)

@@ -15,9 +15,9 @@ from rljob_client.errors import BadInput
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.hardware import Machine, this_machine, visible_gpus
-from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.role_settings import policy_ranks, role_settings, rollout_engines
 from rljob_trainer.runtime.run_command import LocalPlacement
 
@@ -86,7 +86,7 @@ def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
     require_eight_bits(wanted, "cuda", None)
     require_eight_bits(spec(), "cpu", None)
     require_forms_installed(wanted)
-    monkeypatch.setattr("rljob_trainer.runtime.eight_bits.installed_values", lambda _argument: ["auto", "other"])
+    monkeypatch.setattr("rljob_trainer.runtime.requirements.installed_values", lambda _argument: ["auto", "other"])
     with pytest.raises(BadInput, match=rf"rollout\.{field}: expected a form .*; write {default}, or install the vLLM"):
         require_forms_installed(wanted)
     require_forms_installed(spec())
@@ -144,9 +144,9 @@ def test_both_roles_have_the_settings_of_the_manifest() -> None:
         assert settings(machine).policy.dtype == settings(machine).rollout.dtype == dtype, "Auto"
     assert settings(TWO_GPUS, model={"dtype": "float32"}).policy.dtype == "float32"
     changed = settings(algorithm={"temperature": 0.7, "dualClip": 0.0}, policy={"optimizer": {"moments": "int8"}})
-    assert changed.policy.temperature == changed.rollout.temperature == 0.7
+    assert changed.policy.algorithm.temperature == changed.rollout.temperature == 0.7
     assert changed.policy.moments == "int8"
-    assert changed.policy.loss.dual_clip is None, "0 is no bound"
+    assert changed.policy.algorithm.dual_clip == 0
 
 
 def test_role_processes_have_an_environment_of_their_own() -> None:

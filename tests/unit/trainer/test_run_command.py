@@ -25,11 +25,11 @@ from rljob_memory.sizes import GIB
 from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
-from rljob_trainer.runtime import free_disk
+from rljob_trainer.runtime import attempt_plan
 from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
 from rljob_trainer.runtime.run_command import LocalPlacement, RunOptions, run_manifest
-from rljob_trainer.runtime.supervision import Supervision
 from tests.unit.ledger.samples import step_record, write_ledger
 
 MANIFEST = """
@@ -243,11 +243,11 @@ def test_free_disk_is_compared_with_the_files_to_come(
     directory = OutputDirectory(tmp_path)
     for step in range(kept):
         (directory.checkpoints / f"step-{step + 1:06d}").mkdir(parents=True)
-    monkeypatch.setattr(free_disk, "free_bytes", lambda _path: free_gib * GIB)
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: free_gib * GIB)
     full = outcome.startswith("the disk is full")
     told: list[str] = []
     with pytest.raises(OutputUnavailable, match=outcome) if full else nullcontext():
-        free_disk.require_free_disk(job, DISK, directory, last_step, told.append)
+        attempt_plan.require_free_disk(job, DISK, directory, last_step, told.append)
     assert [outcome in text for text in told] == [True] * bool(outcome and not full)
 
 

@@ -20,16 +20,15 @@ from rljob_client.errors import BadInput, RunError
 from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
-from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
-from rljob_trainer.recovery.recovery import dead_roles
-from rljob_trainer.recovery.repeated_failures import require_new_failure
+from rljob_trainer.recovery.recovery import KernelKills, dead_roles
 from rljob_trainer.roles import actor
 from rljob_trainer.roles.actor import RoleActor, is_repeatable, known_failure, refused_input
 from rljob_trainer.roles.calls import result_of
 from rljob_trainer.roles.faults import INJECTED
 from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.runtime.attempt import _construct
+from rljob_trainer.runtime.job_run import require_new_failure
 from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, SimulatedRoles, out_of_memory
 
 GIB = 1 << 30

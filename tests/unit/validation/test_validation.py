@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted, load_manifest
 from rljob_client.cli import app
-from rljob_client.validation.inspect_job import findings_in, inspect_job
 from rljob_client.validation.suspicious_values import suspicious_values
+from rljob_client.validation.validate_command import findings_in, inspect_job
 from rljob_testing.hub_server import served_hub
 from rljob_testing.repository import EXAMPLES
 from rljob_trainer.hardware import Machine

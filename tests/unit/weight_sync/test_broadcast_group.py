@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rljob_testing.patience import PATIENCE_SECONDS
-from rljob_trainer.weight_sync.broadcast_group import (
+from rljob_trainer.weight_sync.broadcast import (
     BroadcastGroup,
     BroadcastInterrupted,
     _environment,
@@ -82,7 +82,7 @@ def test_a_sender_does_not_wait_for_a_failed_receiver(members: Members) -> None:
 ABANDON = """
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from rljob_trainer.weight_sync.broadcast_group import BroadcastGroup, joined_store, served_store
+from rljob_trainer.weight_sync.broadcast import BroadcastGroup, joined_store, served_store
 
 store = served_store("127.0.0.1")
 with ThreadPoolExecutor(1) as threads:

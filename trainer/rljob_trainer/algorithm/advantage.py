@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import FloatArray
 
+ScaleAdvantages = Literal["Group", "None"]
+"""Values of `algorithm.scaleAdvantages`."""
+
 _EPSILON = 1e-6
 
 
-def group_advantages(rewards: FloatArray, group_size: int, *, scale: bool) -> FloatArray:
-    """Advantage of each completion in its group: `(R − mean) / (std + 1e-6)`, or `R − mean` if not `scale`.
+def group_advantages(rewards: FloatArray, group_size: int, *, scale: ScaleAdvantages) -> FloatArray:
+    """Advantage of each completion in its group: `(R − mean) / (std + 1e-6)`, or `R − mean` if `scale` is "None".
 
     `rewards`: [completions], group-major, finite. Returns [completions], float32. The standard deviation is the
     unbiased one (divisor n − 1). A group whose rewards are all equal gets exactly 0.
 
-    Source: GRPO (arXiv 2402.03300, eq. 3 ff.). `scale=False` is one of the two changes of Dr. GRPO (arXiv 2503.20783).
-    Its other one, sums over tokens that are divided by a constant length, is not supported: token-mean divides by the
+    Source: GRPO (arXiv 2402.03300, eq. 3 ff.). `scale="None"` is one of the two changes of Dr. GRPO (arXiv 2503.20783).
+    Its other one, sums over tokens that are divided by a constant length, is not supported: TokenMean divides by the
     tokens of the step.
     Raises `BadInput` for a reward that is not finite, `ValueError` if the rewards do not form whole groups.
     """
     groups = _groups(rewards, group_size)
     centred = groups - groups.mean(axis=1, keepdims=True)
-    if scale and group_size > 1:
+    if scale == "Group" and group_size > 1:
         centred /= groups.std(axis=1, ddof=1, keepdims=True) + _EPSILON
     return np.asarray(centred.reshape(-1), np.float32)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from rljob_trainer.algorithm.loss_config import Aggregation, LossConfig
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
-IndexArray = npt.NDArray[np.int64]
+LossAggregation = Literal["TokenMean", "SequenceMean"]
+"""Values of `algorithm.lossAggregation`."""
+
 _SHORTEST = 2
 """torch.compile would compile the layers once more for sequences of one token, and for one row."""
 
@@ -21,15 +25,14 @@ _REHEARSED_TOKENS = 1024
 """Largest length of a response in a rehearsal, which is odd: the compiler takes equal sizes for the same, and would
 compile again for a length that is not the model's width."""
 
-Number = TypeVar("Number", np.int64, np.float32)
-
 _MICRO_BATCH_COST = 32
 """Divisor of the token budget: the fixed cost of a micro-batch in tokens, besides its own tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """B completions with T response tokens in total. All arrays of [T] are parallel, completion after completion.
+    """B completions with T response tokens in total. All tensors of [T] are parallel, completion after completion:
+    int64 indices, float32 values.
 
     An empty micro-batch (B = 0) has T = 0 and two padding tokens in each of two rows, or in its only row if it is
     packed, so that a rank without completions still joins the collectives.
@@ -44,26 +47,34 @@ class MicroBatch:
     packed_lengths: list[int] | None
     """Tokens of each sequence of `input_ids`, if they are packed into one row. None: rows that are padded."""
 
-    input_ids: IndexArray
+    input_ids: Tensor
     """[B, L ≥ 2] Prompt and response, without the last response token, from which nothing is predicted."""
 
-    hidden_rows: IndexArray
+    hidden_rows: Tensor
     """[T] Row of the flattened [B × L] hidden states that predicts the token."""
 
-    targets: IndexArray
+    targets: Tensor
     """[T] The response tokens."""
 
-    advantages: FloatArray
+    advantages: Tensor
     """[T]"""
 
-    rollout_logprobs: FloatArray
+    rollout_logprobs: Tensor
     """[T] Of the engine; 0 if its value is not finite."""
 
-    loss_weights: FloatArray
+    loss_weights: Tensor
     """[T] Weight in the loss."""
 
-    mean_weights: FloatArray
+    mean_weights: Tensor
     """[T] Weight in a mean over the tokens that the update processes."""
+
+    def to(self, device: torch.device) -> Self:
+        """This micro-batch, with its tensors on `device`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        on_device: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **on_device)
 
     def by_completion(self, values: FloatArray) -> Iterator[tuple[int, FloatArray]]:
         """`values` of [T] by completion: its index in the batch, and its values."""
@@ -79,7 +90,7 @@ def micro_batches_of(
     rank: int,
     ranks: int,
     budget_tokens: int,
-    aggregation: Aggregation,
+    aggregation: LossAggregation,
     processed: Sequence[int] | None = None,
     packed: bool = False,
 ) -> list[MicroBatch]:
@@ -93,7 +104,7 @@ def micro_batches_of(
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
     chosen = completions if processed is None else processed
     of_chosen = [batch.rollout_logprobs[completion] for completion in chosen]
-    mean_weights = dict(zip(chosen, token_weights(of_chosen, "token-mean"), strict=True))
+    mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean"), strict=True))
     lengths = [_input_length(batch, completion) for completion in chosen]
     plan = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed)[rank]
     return [_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan]
@@ -115,7 +126,7 @@ def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:
     )
     places = range(completions)
     [micro_batch] = micro_batches_of(
-        batch, places, rank=0, ranks=1, budget_tokens=completions * length, aggregation="token-mean", packed=packed
+        batch, places, rank=0, ranks=1, budget_tokens=completions * length, aggregation="TokenMean", packed=packed
     )
     return micro_batch
 
@@ -125,13 +136,13 @@ def completions_with_tokens(batch: RolloutBatch) -> list[int]:
     return [completion for completion, response in enumerate(batch.response_ids) if len(response)]
 
 
-def with_gradient(batch: RolloutBatch, completions: Sequence[int], loss: LossConfig) -> list[int]:
+def with_gradient(batch: RolloutBatch, completions: Sequence[int], algorithm: AlgorithmSpec) -> list[int]:
     """The `completions` that contribute to the gradient of a scored batch.
 
     Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as in a group
     with equal rewards, its gradient is 0 as well. If none contributes, the first is kept, so that there are metrics.
     """
-    if loss.kl_coefficient or loss.entropy_coefficient:
+    if algorithm.kl_coefficient or algorithm.entropy_coefficient:
         return list(completions)
     return [completion for completion in completions if batch.advantages[completion]] or list(completions[:1])
 
@@ -165,11 +176,11 @@ def _collate(
         completions=completions,
         response_lengths=response_lengths,
         packed_lengths=packed_lengths,
-        input_ids=flat[None] if packed else flat.reshape(-1, width),
+        input_ids=torch.from_numpy(flat[None] if packed else flat.reshape(-1, width)),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),
-        advantages=np.repeat(batch.advantages[completions], response_lengths).astype(np.float32),
-        rollout_logprobs=np.where(np.isfinite(logprobs), logprobs, 0.0).astype(np.float32),
+        advantages=torch.from_numpy(np.repeat(batch.advantages[completions], response_lengths).astype(np.float32)),
+        rollout_logprobs=torch.where(logprobs.isfinite(), logprobs, 0.0),
         loss_weights=_joined([loss_weights[completion] for completion in completions], np.float32),
         mean_weights=_joined([mean_weights[completion] for completion in completions], np.float32),
     )
@@ -182,8 +193,9 @@ def _input_length(batch: RolloutBatch, completion: int) -> int:
     return len(prompt) + len(response) - 1
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[Number]) -> npt.NDArray[Number]:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.int64 | np.float32]) -> Tensor:
+    """`parts`, end to end: [sum of their lengths] of `dtype`."""
+    return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype))
 
 
 def plan_micro_batches(
@@ -267,18 +279,18 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
     return micro_batches[::-1]
 
 
-def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: Aggregation) -> list[FloatArray]:
+def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation) -> list[FloatArray]:
     """Weight of each token, parallel to `rollout_logprobs`. The weights of a batch sum to 1.
 
     A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
-    `token-mean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `sequence-mean`:
+    `TokenMean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`:
     every completion with a token gets 1 / completions, divided equally among its tokens (GRPO, arXiv 2402.03300 eq. 3).
     """
     lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
     completion = np.repeat(np.arange(len(lengths)), lengths)
     kept = np.isfinite(np.concatenate([*rollout_logprobs, np.zeros(0, np.float32)]))
     counts = np.bincount(completion, kept, len(lengths))
-    if aggregation == "token-mean":
+    if aggregation == "TokenMean":
         per_token = np.full(len(lengths), 1.0 / max(counts.sum(), 1))
     else:
         per_token = 1.0 / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))

@@ -14,7 +14,7 @@ from rljob_api.plan_change import PlanChange
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.recovery import messages
-from rljob_trainer.display.numbers import gibibytes, short_seconds
+from rljob_trainer.display.run_display import gibibytes, short_seconds
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,3 +205,20 @@ def load_tokenizer(model_directory: Path) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(model_directory, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception
         raise BadInput(f"cannot read the tokenizer in {model_directory}: {error}") from error
+
+
+_IN_MEMORY = {"tmpfs", "ramfs"}
+
+
+def is_in_memory(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """True if the file system of `directory` is in memory. False if that is not known.
+
+    `mounts`: the table of file systems, in the format of fstab(5); the last entry of a directory covers the others.
+    """
+    kinds: dict[str, str] = {}
+    with suppress(OSError):
+        for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, place, kind, *_ = [*line.split(), "", "", ""]
+            kinds[place.replace("\\040", " ")] = kind
+    path = Path(os.path.realpath(directory))
+    return next((kinds[str(place)] in _IN_MEMORY for place in (path, *path.parents) if str(place) in kinds), False)

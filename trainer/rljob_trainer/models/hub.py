@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_client.errors import BadInput, RunError
 from rljob_trainer.models.checkpoint import validate_description
-from rljob_trainer.models.trainable import require_trainable_settings
+from rljob_trainer.models.consistency import require_trainable_settings
 
 _DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Configuration, tokenizer, and the index of the weights."""

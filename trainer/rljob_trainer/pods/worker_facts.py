@@ -13,8 +13,8 @@ from rljob_api.topology import WorkerPods, worker_pods
 from rljob_client.errors import RunError
 from rljob_trainer.hardware import Bundle, Device, Machine, this_machine, torch_may_compile, torch_version
 from rljob_trainer.pods.ray_node import only_on
-from rljob_trainer.runtime.eight_bits import require_eight_bits
 from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.requirements import require_eight_bits
 from rljob_trainer.telemetry.host_memory import host_memory
 
 _CPUS_OF_A_GPU = 2

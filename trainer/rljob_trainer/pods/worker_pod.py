@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,14 +25,12 @@ from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
-from rljob_trainer.pods.code_platform import this_platform
-from rljob_trainer.pods.compile_cache import CompileCache, is_kept_elsewhere
+from rljob_trainer.pods.compile_cache import CompileCache, is_kept_elsewhere, this_platform
 from rljob_trainer.pods.environment import WorkerEnvironment
-from rljob_trainer.pods.head_watch import HeadWatch, Observed, WorkerExit
 from rljob_trainer.pods.termination import report_early_failure, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus, require_engine_here, worker_facts
 from rljob_trainer.roles.warm.start import start_warm
-from rljob_trainer.runtime.model_requirements import require_usable
+from rljob_trainer.runtime.requirements import require_usable
 from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
 
@@ -199,3 +198,73 @@ class _TerminationRequest:
 
 def _log(text: str) -> None:
     print(text, flush=True)
+
+
+HEAD_GONE_SECONDS = 15.0
+"""A head that does not answer for this long counts as gone. Shorter interruptions of the network are tolerated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One observation of a worker."""
+
+    head: bool
+    """The Ray head accepts connections."""
+
+    raylet: bool
+    """Ray in this pod accepts connections."""
+
+    controller_ended: bool
+    """The controller has announced its exit."""
+
+    to_restart: bool = False
+    """The controller has announced a restart of the pods in place."""
+
+    oom_kills: int = 0
+    """Processes of this container that the kernel has OOM-killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """The result of a worker."""
+
+    exit_code: ExitCode
+
+    message: str
+    """For people."""
+
+
+class HeadWatch:
+    """Decides when a worker exits that has joined its Ray head. Pure: the time is a parameter."""
+
+    def __init__(self, head: str, now: float) -> None:
+        """`head`: its address for messages. `now`: seconds, on a monotonic clock."""
+        self._head = head
+        self._last_answer = now
+
+    def check(self, seen: Observed, now: float) -> WorkerExit | None:
+        """The result of the worker, if it is to exit now; otherwise None."""
+        if seen.head:
+            self._last_answer = now
+            # A raylet exits by itself after its head. If the head still answers, the exit is a failure.
+            return None if seen.raylet or seen.controller_ended else _without_ray(seen.oom_kills)
+        if seen.to_restart:  # only after the head is gone: it must not be joined again
+            return WorkerExit(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
+        if seen.controller_ended:
+            return WorkerExit(ExitCode.COMPLETE, "the controller has exited; this worker exits too")
+        silence = now - self._last_answer
+        if silence >= HEAD_GONE_SECONDS:
+            return WorkerExit(
+                ExitCode.WORKER_LOST,
+                f"the controller is gone: {self._head} has not answered for {silence:.0f} s; "
+                "check the termination message of its pod",
+            )
+        return None
+
+
+def _without_ray(kills: int) -> WorkerExit:
+    """The kernel may have killed Ray itself, which nothing else can report."""
+    if not kills:
+        return WorkerExit(ExitCode.WORKER_LOST, "Ray ended in this pod")
+    killed = f"the kernel killed {kills} of this container's processes, since it reached its memory limit (OOMKilled)"
+    return WorkerExit(ExitCode.HOST_OUT_OF_MEMORY, f"Ray ended in this pod: {killed}")

@@ -1,7 +1,7 @@
 """Checkpoints of policy and optimizer, written while the next steps run. Bit-identical to the state in memory.
 
 They hold float32 masters and the moments, by parameter, so that they depend neither on the number of ranks nor on the
-memory plan; only the scales of moments in 8 bits are by rank (`checkpoint_scales`). There is no other state: the
+memory plan; only the scales of moments in 8 bits are by rank (`checkpoint_layout`). There is no other state: the
 learning rate and the random numbers of a step follow from its number.
 """
 
@@ -27,14 +27,21 @@ from torch.distributed.tensor import DTensor
 from rljob_client.errors import BadInput, RunError
 from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest
 from rljob_trainer.policy.checkpoint_files import DamagedCheckpoint, ParallelWriter, VerifyingReader
-from rljob_trainer.policy.checkpoint_planners import LoadIntoOptimizer, SaveInPieces
-from rljob_trainer.policy.checkpoint_scales import SCALES, foreign_rows, placed_row, row_of, take_scales
+from rljob_trainer.policy.checkpoint_layout import (
+    SCALES,
+    LoadIntoOptimizer,
+    SaveInPieces,
+    foreign_rows,
+    placed_row,
+    row_of,
+    take_scales,
+)
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.membership import forget_locals
+from rljob_trainer.policy.moments import MOMENTS
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.optimizer_state import QUANTIZED
-from rljob_trainer.policy.quantized_moments import MOMENTS
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", QUANTIZED: "int8"}
 """`policy.optimizer.moments` by the dtype of the saved moments."""

@@ -1,13 +1,14 @@
-"""The settings of a policy rank. Free of torch, so that the controller can make them."""
+"""Settings and results of a policy rank. Free of torch, so that the controller can import them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_trainer.algorithm.loss_config import LossConfig
+from rljob_memory.sample import MemorySample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +48,13 @@ class PolicyConfig:
     """Data type of the forward and backward pass, of weights that are frozen beside adapters, and of the weights that
     are sent to the engines or exported. Master weights and the sums of gradients are float32."""
 
-    learning_rate: float
-    """After the warm-up."""
+    algorithm: AlgorithmSpec
 
     memory: MemoryPlan
     """The part of it that concerns the engine or the pods is ignored."""
 
-    loss: LossConfig = field(default_factory=LossConfig)
-
-    warmup_steps: int = 0
-    """The learning rate grows linearly over the first so many steps of the job."""
-
-    adam_beta1: float = 0.9
-
-    adam_beta2: float = 0.999
-
-    weight_decay: float = 0.01
-
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
     """Of AdamW's two moments. bfloat16 ones are rounded stochastically; int8 ones are quantized by blocks."""
-
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this L2 norm over all parameters."""
-
-    temperature: float = 1.0
-    """Divides the logits, as in the engine."""
-
-    updates_per_step: int = 1
-    """Optimizer steps in each step of the job."""
-
-    seed: int = 0
 
     snapshots: bool = False
     """Keep a copy of the state before each update in host memory, to undo an interrupted update of several ranks."""
@@ -97,4 +75,39 @@ class PolicyConfig:
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""
-        return self.learning_rate * min(1.0, step / max(self.warmup_steps, 1))
+        return self.algorithm.learning_rate * min(1.0, step / max(self.algorithm.warmup_steps, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The loaded model."""
+
+    architecture: str
+    """Name of its class in transformers."""
+
+    parameters: int
+    """Number of parameters; tied ones count once."""
+
+    layers: int
+
+    vocabulary: int
+    """Rows of the output embedding."""
+
+    tied_embeddings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The update of one step."""
+
+    metrics: dict[str, float]
+    """Metrics of the whole batch, the same on every rank: loss, entropy, ppo_kl, kl (with a reference model),
+    clip_fraction_{low,high,dual}, grad_norm (before clipping), learning_rate, importance_weight_{mean,max},
+    logprob_diff_{mean,max} (between engine and policy), tokens, dropped_tokens (the engine's log-probability is not
+    finite), skipped_tokens (without gradient), micro_batches (on each rank), skipped_updates (the gradient was not
+    finite). Means and maxima are over the tokens that are not skipped."""
+
+    memory: MemorySample
+    """Of this rank, with the peaks of the update."""
+
+    seconds: float

@@ -25,12 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.float32_masters import joined, split
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.moment_types import BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import BucketState, OptimizerState
-from rljob_trainer.policy.quantized_moments import BLOCK
+from rljob_trainer.policy.moments import BucketStep, moment_type
+from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough
@@ -95,7 +93,7 @@ class MasterAdamW:
         )
         self.steps = 0
         """Optimizer steps so far."""
-        self.learning_rate = config.learning_rate
+        self.learning_rate = config.algorithm.learning_rate
         self.before_step: Callable[[], None] = lambda: None
         """Called before the state changes."""
         self.after_step: Callable[[], None] = lambda: None
@@ -198,7 +196,7 @@ class MasterAdamW:
         with_gradient = [each for each in of_pieces if each[1] is not None]
         if not with_gradient:
             return
-        for decays, weight_decay in ((True, self._config.weight_decay), (False, 0.0)):
+        for decays, weight_decay in ((True, self._config.algorithm.weight_decay), (False, 0.0)):
             if chosen := [each[:4] for each in with_gradient if each[4] is decays]:
                 self._adamw(*map(list, zip(*chosen, strict=True)), weight_decay=weight_decay)
         if bucket.split:
@@ -206,7 +204,7 @@ class MasterAdamW:
             rounded, remainders = split(masters)
             torch._foreach_copy_(weights, list(rounded.split(lengths)[::2]))
             state.remainders.copy_(remainders)
-        at = BucketStep(self._config.seed, self.steps, number, len(self._buckets), bucket.elements.start)
+        at = BucketStep(self._config.algorithm.seed, self.steps, number, len(self._buckets), bucket.elements.start)
         self.moments.keep(state, moments, [each[5] for each in with_gradient], at)
 
     def _adamw(
@@ -228,8 +226,8 @@ class MasterAdamW:
             [],
             [step] * len(masters),
             lr=self.learning_rate,
-            beta1=self._config.adam_beta1,
-            beta2=self._config.adam_beta2,
+            beta1=self._config.algorithm.adam_beta1,
+            beta2=self._config.algorithm.adam_beta2,
             weight_decay=weight_decay,
             eps=_EPSILON,
             amsgrad=False,

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +18,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.model_files import has_only_bfloat16
+from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.compiled_layers import compile_layers
-from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
 from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
 from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
 from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
 from rljob_trainer.policy.membership import Membership
-from rljob_trainer.policy.memory_mitigations.cached_memory import cache_released_after
-from rljob_trainer.policy.memory_mitigations.expandable_segments import ExpandableSegments
+from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import (
     PolicyModel,
     build_policy_model,
     checkpoint_activations,
+    compile_layers,
     keep_on_host,
     sent_name,
     shard,
@@ -42,11 +41,8 @@ from rljob_trainer.policy.model import (
 )
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.packed_attention import can_pack
-from rljob_trainer.policy.profile import profiled
-from rljob_trainer.policy.result import ModelInfo, UpdateResult
 from rljob_trainer.policy.state_snapshot import StateSnapshot
-from rljob_trainer.policy.update import PolicyUpdate
-from rljob_trainer.policy.update_metrics import allow_kept_graphs
+from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
 from rljob_trainer.policy.weight_loading import load_weights
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
@@ -93,7 +89,7 @@ class PolicyRank:
             checkpoint_activations(model, enabled=True)
         if not self.config.memory.detach_metrics:
             allow_kept_graphs()
-        reference = self._reference_model(model) if self.config.loss.kl_coefficient > 0 else None
+        reference = self._reference_model(model) if self.config.algorithm.kl_coefficient > 0 else None
         if self._on_gpu:
             self._arrange_gpu_memory(model)
         self._checkpoint_writer = checkpoint.CheckpointWriter(copies=self.config.checkpoint_copy)
@@ -120,7 +116,7 @@ class PolicyRank:
         begun = time.perf_counter()
         self._step = batch.step
         # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
-        torch.manual_seed(self.config.seed + batch.step)
+        torch.manual_seed(self.config.algorithm.seed + batch.step)
         self._memory_log.begin_phase(batch.step, "update")
         self._loaded.update.parameters_touched = False
         profiling = profiled(batch.step, self.rank, self.config.output_dir)
@@ -133,13 +129,13 @@ class PolicyRank:
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
 
     def token_logprobs(self, batch: RolloutBatch) -> list[FloatArray]:
-        """The policy's log-probabilities of all response tokens, parallel to `batch.response_ids`."""
-        updates = self._update.micro_batches(batch)
-        micro_batches = chain.from_iterable(updates)
+        """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
+        completions = completions_with_tokens(batch)
+        micro_batches = self._update.micro_batches(batch, completions, completions)
         with self._cache_released_after():
             mine = {
                 completion: part
-                for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(updates), strict=True)
+                for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(micro_batches), strict=True)
                 for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
             }
         shares: list[dict[int, FloatArray]] = [{} for _ in range(self.world_size)]
@@ -300,7 +296,7 @@ class PolicyRank:
         lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)
         model = self._build_model(self._dtype if lossless or lora else torch.float32)
         if lora is not None:
-            add_adapters(model.causal_lm, lora, self.config.seed)
+            add_adapters(model.causal_lm, lora, self.config.algorithm.seed)
         remainders = to_compute_dtype(model, self._dtype) if alone else {}
         if self._on_gpu:
             compile_layers(model.decoder_layers)
@@ -329,7 +325,7 @@ class PolicyRank:
     def _build_model(self, dtype: torch.dtype) -> PolicyModel:
         return build_policy_model(
             self.config.model_dir,
-            temperature=self.config.temperature,
+            temperature=self.config.algorithm.temperature,
             chunk_tokens=self.config.memory.logprob_chunk_tokens,
             dtype=dtype,
             packs=can_pack(self.config.model_dir, self.config.device, self._dtype),

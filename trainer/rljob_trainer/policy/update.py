@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from rljob_trainer.algorithm.loss import LossMetrics, TokenValues, policy_loss
+from rljob_trainer.algorithm.loss import LossMetrics, policy_loss
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
@@ -25,12 +28,10 @@ from rljob_trainer.algorithm.micro_batch import (
     split_updates,
     with_gradient,
 )
-from rljob_trainer.policy.compiled_layers import compilations
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import without_adapters, without_dropout
-from rljob_trainer.policy.model import PolicyModel
+from rljob_trainer.policy.model import PolicyModel, compilations
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.update_metrics import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 
 
@@ -56,9 +57,13 @@ class PolicyUpdate:
     def run(self, batch: RolloutBatch) -> dict[str, float]:
         """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank."""
         compiled_before = compilations()
-        updates = [deque(micro_batches) for micro_batches in self.micro_batches(batch, only_with_gradient=True)]
+        parts = split_updates(completions_with_tokens(batch), self.config.algorithm.updates_per_step)
+        processed = [with_gradient(batch, part, self.config.algorithm) for part in parts]
+        updates = [
+            deque(self.micro_batches(batch, part, chosen)) for part, chosen in zip(parts, processed, strict=True)
+        ]
         # In the first update, the policy before the step is the current policy.
-        old_logprobs = deque(self.logprobs(updates[1:]))
+        old_logprobs = deque(self.logprobs(chain(*updates[1:])))
         self._set_learning_rate(batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
@@ -80,7 +85,7 @@ class PolicyUpdate:
             "learning_rate": self.config.learning_rate_at(batch.step),
             "tokens": batch.response_tokens,
             "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
-            "skipped_tokens": self._skipped_tokens(batch),
+            "skipped_tokens": batch.response_tokens - sum(len(batch.response_ids[i]) for i in chain(*processed)),
             "micro_batches": number,
         }
 
@@ -92,58 +97,47 @@ class PolicyUpdate:
         """
         micro_batch = rehearsal(self.config.memory.micro_batch_tokens, packed=self.model.packs)
         with self.optimizer.gradients.dropped(), self.model.one_layer_of_each_kind():
-            old_logprobs = self.logprobs([[micro_batch]])[0] if self.config.updates_per_step > 1 else None
+            old_logprobs = self.logprobs([micro_batch])[0] if self.config.algorithm.updates_per_step > 1 else None
             self._backward(micro_batch, old_logprobs)
 
-    def micro_batches(self, batch: RolloutBatch, *, only_with_gradient: bool = False) -> list[list[MicroBatch]]:
-        """This rank's micro-batches, for each update of the step. `only_with_gradient`: see `with_gradient`."""
-        completions = completions_with_tokens(batch)
-        return [
-            micro_batches_of(
-                batch,
-                part,
-                rank=dist.get_rank(),
-                ranks=dist.get_world_size(),
-                budget_tokens=self.config.memory.micro_batch_tokens,
-                aggregation=self.config.loss.aggregation,
-                processed=with_gradient(batch, part, self.config.loss) if only_with_gradient else None,
-                packed=self.model.packs,
-            )
-            for part in split_updates(completions, self.config.updates_per_step)
-        ]
-
-    def _skipped_tokens(self, batch: RolloutBatch) -> int:
-        """Response tokens that no micro-batch of the step contains, since they have no gradient."""
-        parts = split_updates(completions_with_tokens(batch), self.config.updates_per_step)
-        processed = chain.from_iterable(with_gradient(batch, part, self.config.loss) for part in parts)
-        return batch.response_tokens - sum(len(batch.response_ids[completion]) for completion in processed)
+    def micro_batches(
+        self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int]
+    ) -> list[MicroBatch]:
+        """This rank's micro-batches of `processed`, on the host, for an update over `completions`."""
+        return micro_batches_of(
+            batch,
+            completions,
+            rank=dist.get_rank(),
+            ranks=dist.get_world_size(),
+            budget_tokens=self.config.memory.micro_batch_tokens,
+            aggregation=self.config.algorithm.loss_aggregation,
+            processed=processed,
+            packed=self.model.packs,
+        )
 
     @torch.no_grad()
-    def logprobs(self, updates: Iterable[Iterable[MicroBatch]]) -> list[Tensor]:
-        """The policy's log-probabilities of the tokens of every micro-batch, in order."""
+    def logprobs(self, micro_batches: Iterable[MicroBatch]) -> list[Tensor]:
+        """The policy's log-probabilities of every micro-batch, in order: [T] each, on the device."""
         with without_dropout(self.model):
-            return [self._forward(self.model, micro_batch)[0] for micro_batch in chain.from_iterable(updates)]
+            return [self._forward(self.model, part.to(self.device))[0] for part in micro_batches]
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
         """Add the gradient of the micro-batch to those of the parameters. Its graph is freed when the call returns.
 
         If metrics are not detached, the graph is kept, with all that it has saved for backward.
         """
+        algorithm = self.config.algorithm
+        micro_batch = micro_batch.to(self.device)
         # First, while nothing is kept for the backward pass.
         reference_logprobs = self._reference_logprobs(micro_batch)
         logprobs, entropy = self._forward(self.model, micro_batch)
         loss, metrics = policy_loss(
-            TokenValues(
-                logprobs=logprobs,
-                entropy=entropy if self.config.loss.entropy_coefficient else entropy.detach(),
-                old_logprobs=logprobs.detach() if old_logprobs is None else old_logprobs,
-                rollout_logprobs=self._on_device(micro_batch.rollout_logprobs),
-                advantages=self._on_device(micro_batch.advantages),
-                loss_weights=self._on_device(micro_batch.loss_weights),
-                mean_weights=self._on_device(micro_batch.mean_weights),
-                reference_logprobs=reference_logprobs,
-            ),
-            self.config.loss,
+            micro_batch,
+            logprobs,
+            entropy if algorithm.entropy_coefficient else entropy.detach(),
+            algorithm,
+            old_logprobs=old_logprobs,
+            reference_logprobs=reference_logprobs,
         )
         # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
         keeps_graph = not self.config.memory.detach_metrics
@@ -155,7 +149,7 @@ class PolicyUpdate:
         gradients = self.optimizer.gradients
         norm = gradients.norm()
         if math.isfinite(norm):
-            gradients.clip(norm, self.config.max_grad_norm)
+            gradients.clip(norm, self.config.algorithm.max_grad_norm)
             self.parameters_touched = True
             self.optimizer.step()
         gradients.clear()
@@ -163,6 +157,7 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor | None:
+        """[T] Log-probabilities of the initial model; None without a KL term."""
         if self.reference is None:
             return None
         with without_adapters(self.reference):
@@ -173,11 +168,9 @@ class PolicyUpdate:
         return logprobs
 
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each response token, both [T]. `micro_batch` is on the device."""
         logprobs, entropy = model(
-            self._on_device(micro_batch.input_ids),
-            self._on_device(micro_batch.hidden_rows),
-            self._on_device(micro_batch.targets),
-            **self._packing(micro_batch),
+            micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **self._packing(micro_batch)
         )
         return logprobs, entropy
 
@@ -198,3 +191,83 @@ class PolicyUpdate:
 
     def _set_learning_rate(self, step: int) -> None:
         self.optimizer.learning_rate = self.config.learning_rate_at(step)
+
+
+class UpdateMetrics:
+    """Adds up the metrics of micro-batches, then those of ranks."""
+
+    def __init__(self, *, detached: bool) -> None:
+        """`detached`: reject tensors with a gradient, which keep a graph alive. Otherwise keep them, to measure their
+        cost."""
+        self._detached = detached
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, part: LossMetrics) -> None:
+        if self._detached:
+            _require_detached(part.sums | part.maxima)
+        for name, value in part.sums.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
+        for name, value in part.maxima.items():
+            self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
+
+    def over_ranks(self, updates: int, counts: Mapping[str, int]) -> dict[str, float]:
+        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names.
+
+        `counts`: of this rank; the maximum over the ranks is added.
+        """
+        sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
+        maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
+        # A maximum over ranks may drop NaN, but not infinity.
+        maxima = torch.where(maxima.isnan(), torch.inf, maxima)
+        dist.all_reduce(sums, dist.ReduceOp.SUM)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        values = torch.cat([sums / updates, maxima]).tolist()
+        return dict(zip([*self._sums, *self._maxima, *counts], values, strict=True))
+
+
+def _require_detached(metrics: Mapping[str, Tensor]) -> None:
+    for name, value in metrics.items():
+        if value.requires_grad:
+            raise ValueError(
+                f"expected the metric {name} without gradient, found one that keeps its graph alive; detach it"
+            )
+
+
+def allow_kept_graphs() -> None:
+    """Recompile the layers so that their graphs can be kept after a backward pass (`detach_metrics` disabled).
+
+    Otherwise backward reuses the memory that forward has saved, and torch refuses to keep the graph.
+    """
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.reset()
+
+
+PROFILE_STEP = "RLJOB_PROFILE_STEP"
+_ROWS = 60
+
+
+@contextmanager
+def profiled(step: int, rank: int, output_dir: Path) -> Iterator[None]:
+    """Profile the block if it is the update of the step that `RLJOB_PROFILE_STEP` names, for developers.
+
+    Writes a Chrome trace and a table of the operations, by their own time on the device, to `profile/` of the output
+    directory. Profiling itself slows the step down.
+    """
+    if os.environ.get(PROFILE_STEP) != str(step):
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as taken:
+        yield
+        if on_gpu:
+            torch.cuda.synchronize()
+    directory = output_dir / "profile"
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"update-step-{step}-policy-{rank}"
+    taken.export_chrome_trace(str(directory / f"{name}.json.gz"))
+    by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    (directory / f"{name}.txt").write_text(taken.key_averages().table(sort_by=by, row_limit=_ROWS), encoding="utf-8")

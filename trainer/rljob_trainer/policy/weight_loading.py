@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from rljob_client.errors import BadInput
 from rljob_client.model_files import files_of_weights
-from rljob_trainer.policy.float32_masters import split
 from rljob_trainer.policy.gradients import local
+from rljob_trainer.policy.optimizer_state import split
 
 PIECE_ELEMENTS = 1 << 23
 """Numbers that are read at once; a longer row is read as a whole."""

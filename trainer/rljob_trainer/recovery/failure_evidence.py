@@ -19,7 +19,7 @@ from rljob_memory.evidence.reports import completed
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import OutOfMemory
 from rljob_trainer.roles.faults import INJECTED
-from rljob_trainer.step_report.content import rank_memory, role_and_rank
+from rljob_trainer.step_report.reporter import rank_memory, role_and_rank
 
 _LONGEST_MESSAGE = 4_096
 _LONGEST_TEXT = 1_000

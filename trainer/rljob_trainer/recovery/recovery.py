@@ -28,14 +28,13 @@ from rljob_memory.recovery import (
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
-from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import with_stacks
 from rljob_trainer.recovery.plan_changes import PlanChanges
 from rljob_trainer.roles.checkpointing import Checkpointing
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.step_report.content import role_and_rank
+from rljob_trainer.step_report.reporter import role_and_rank
 
 
 class NewAttempt(Exception):
@@ -226,3 +225,31 @@ def _is_past(change: PlanChange, step: int, phase: Phase | None) -> bool:
     if step != change.step:
         return step > change.step
     return change.phase in (None, phase)
+
+
+class KernelKills:
+    """Kills of one attempt that no failure has been attributed to yet.
+
+    Counting begins before the first process of the attempt starts. A process may be killed at any moment, also while it
+    waits, and its loss is noticed only by the next call.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """`count`: processes that the kernel has OOM-killed, on all machines with roles. It never falls."""
+        self._count = count
+        self._attributed = count()
+
+    @property
+    def any_new(self) -> bool:
+        return self._count() > self._attributed
+
+    def explain(self, failure: WorkerLost) -> RunError:
+        """The lost process as a failure of host memory, if the kernel has killed one since the last failure."""
+        before, self._attributed = self._attributed, self._count()
+        if self._attributed <= before:
+            return failure
+        killed = HostOutOfMemory(
+            f"{failure}: the kernel killed it, since the container reached its memory limit (OOMKilled)"
+        )
+        killed.actor = failure.actor
+        return killed

@@ -1,4 +1,4 @@
-"""The processes of one role, which are started, called and stopped together."""
+"""The settings of the roles, the processes of one role as a whole, and the group of the policy ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,63 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.plan_change import Role
-from rljob_trainer.errors import WorkerLost
+from rljob_api.topology import Topology
+from rljob_client.errors import RunError
+from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.hardware import Bundle
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.roles.actor import RoleHandle, spawn
-from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.roles.calls import Calls, all_returned, wait_for
 from rljob_trainer.roles.faults import InjectedFault
+from rljob_trainer.roles.time_limit import time_limit
 from rljob_trainer.roles.warm.setup_worker import ROLE_VARIABLE
+from rljob_trainer.rollout.config import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """Settings of the role processes."""
+
+    topology: Topology
+
+    ranks: int
+    """Policy ranks."""
+
+    engine_processes: int
+    """Processes of all rollout engines. Colocated: as many as ranks, one on each GPU."""
+
+    policy: PolicyConfig
+
+    rollout: RolloutConfig
+
+    policy_environment: dict[str, str]
+    """Environment variables of the policy processes."""
+
+    rollout_environment: dict[str, str]
+    """Environment variables of the engine processes."""
+
+    output_dir: Path
+
+    bundles: tuple[Bundle, ...] | None
+    """The Ray resources of each GPU and of the processes on it: those of the ranks, then those of engines with GPUs of
+    their own. None: the processes may run anywhere."""
+
+    @property
+    def processes_of_an_engine(self) -> int:
+        return self.rollout.tensor_parallel_size
+
+    @property
+    def first_engine_bundle(self) -> int:
+        """Index of the bundle of engine 0. Colocated engines are in the bundles of the ranks."""
+        return 0 if self.topology == "Colocated" else self.ranks
+
+    @property
+    def gpus_per_process(self) -> float:
+        """GPUs that each process requests of Ray: half a one if a policy rank and an engine share it."""
+        if self.policy.device == "cpu":
+            return 0.0
+        return 0.5 if self.topology == "Colocated" else 1.0
+
 
 _PLACEMENT_SECONDS = 60
 """The resources exist when they are requested, unless a worker has just died."""
@@ -154,3 +205,63 @@ def _options(rank: int, resources: RoleResources, environment: Mapping[str, str]
         resources.group, placement_group_bundle_index=resources.first_bundle + rank
     )
     return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}
+
+
+_LEAVE_SECONDS = 30.0
+"""For all ranks to leave a call after one has left the group. They leave at their next collective operation."""
+_REJOIN_SECONDS = 120.0
+
+
+class PolicyRanks:
+    """Calls that the policy ranks do together. If one fails, all leave the call, and can form their group anew."""
+
+    def __init__(self, processes: RoleProcesses) -> None:
+        self._processes = processes
+        self.scattered = False
+        """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
+        self._in_update = False
+
+    def connect(self) -> None:
+        """Form the first group of new processes."""
+        self.scattered = False
+        host, port = self._rendezvous()
+        wait_for(self._processes.call("connect", host, port), "joining the process group")
+
+    def call(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
+        """Call a method of all ranks, which may wait for one another in it.
+
+        If one runs out of memory, the others leave the call before the failure is raised. If they do not in time, or
+        after any other failure, the processes are unusable and `scattered` is False.
+        """
+        calls = self._processes.call(method, *arguments)
+        try:
+            return wait_for(calls, doing)
+        except DeviceOutOfMemory:
+            self.scattered = len(self._processes) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
+            self._in_update = method == "update"
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """After a failed call: True if no rank still waits for another."""
+        return self.scattered or len(self._processes) == 1
+
+    def can_undo_update(self) -> bool:
+        """True if all ranks can repeat the failed update with the same result."""
+        if not self.usable:
+            return False
+        try:
+            return all(wait_for(self._processes.call("can_undo_update"), "checking the failed update").values())
+        except RunError:
+            return False
+
+    def rejoin(self) -> None:
+        """Bring the ranks to the state before the failed call, in a new group. Raises `RunError` if that fails."""
+        with time_limit(_REJOIN_SECONDS):
+            host, port = self._rendezvous()
+            wait_for(self._processes.call("rejoin", host, port, self._in_update), "joining the new process group")
+        self.scattered = False
+
+    def _rendezvous(self) -> tuple[str, int]:
+        [(host, port)] = wait_for(self._processes.call_first("rendezvous"), "starting").values()
+        return host, port

@@ -12,16 +12,12 @@ from rljob_api.plan_change import Role
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
-from rljob_trainer.roles.generation import Generation
-from rljob_trainer.roles.policy_ranks import PolicyRanks
-from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources, placement_group
-from rljob_trainer.roles.settings import RoleSettings
-from rljob_trainer.roles.work_queue import WorkQueue
-from rljob_trainer.rollout.lots import Lot, LotResult
-from rljob_trainer.rollout.work import Lots, WholeGroups
+from rljob_trainer.roles.generation import Generation, WorkQueue
+from rljob_trainer.roles.role_processes import PolicyRanks, RoleProcesses, RoleResources, RoleSettings, placement_group
+from rljob_trainer.rollout.lots import Lot, LotResult, Lots, WholeGroups
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 

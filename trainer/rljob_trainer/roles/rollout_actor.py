@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rljob_trainer.roles.actor import long_imports
-from rljob_trainer.rollout.colocated_engine import ColocatedEngine
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.disaggregated_engine import DisaggregatedEngine
 from rljob_trainer.rollout.engine import RolloutEngine
-from rljob_trainer.rollout.work import EngineWork, Generated, WholeGroups
+from rljob_trainer.rollout.lots import EngineWork, Generated, WholeGroups
+from rljob_trainer.rollout.topology_engines import ColocatedEngine, DisaggregatedEngine
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 

@@ -14,11 +14,10 @@ from rljob_client.model_files import read_config
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
-from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
+from rljob_trainer.rollout.lots import Lot, LotResult, Segment, WholeGroups, generate_lot
 from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout.tensor_parallel import EngineStore, Shard
-from rljob_trainer.rollout.work import WholeGroups
 from rljob_trainer.rollout_batch import Completion
 
 _REPORTS = 16

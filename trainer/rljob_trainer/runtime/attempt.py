@@ -6,79 +6,56 @@ import os
 import secrets
 import shutil
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
-from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.step_report import Evidence
 from rljob_client.errors import BadInput, RunError
 from rljob_client.run_directory.durable_files import writing
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.plan import compiles_ahead, first_plan
-from rljob_memory.plan_settings import with_pins
+from rljob_memory.plan import compiles_ahead
 from rljob_memory.planning.host_memory import object_store_bytes
-from rljob_memory.planning.prediction import Prediction, copies_in_host_memory, predict
-from rljob_memory.recovery import Constraints, RecoveryState, profile_of
-from rljob_memory.recovery.constraints import policy_growth
-from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
-from rljob_memory.recovery.profile import shares_gpu
-from rljob_memory.sizes import human_bytes
-from rljob_memory.workload import Hardware, workload_of
+from rljob_memory.planning.prediction import copies_in_host_memory
+from rljob_memory.recovery import RecoveryState
+from rljob_memory.workload import workload_of
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
-from rljob_trainer.models.consistency import vocabulary_rows
-from rljob_trainer.models.files_in_memory import is_in_memory
-from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
-from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.models.trainable import require_trainable
+from rljob_trainer.models.checkpoint import is_in_memory
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.failure_evidence import gather_evidence
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
-from rljob_trainer.recovery.kernel_kills import KernelKills
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
-from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
-from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.faults import target_role
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.settings import RoleSettings
 from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime.attempt_plan import Supervision, plan_attempt
 from rljob_trainer.runtime.controller import Controller
-from rljob_trainer.runtime.eight_bits import require_eight_bits, require_forms_installed
-from rljob_trainer.runtime.free_disk import require_free_disk
-from rljob_trainer.runtime.model_requirements import require_usable
 from rljob_trainer.runtime.placement import Placement, RoleHosts
+from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.role_settings import (
-    hardware_of,
-    loop_settings,
     role_settings,
-    shape_for_plan,
 )
-from rljob_trainer.runtime.run_inputs import RunInputs, changed_inputs, run_inputs
+from rljob_trainer.runtime.run_inputs import checked_prompts, keep_inputs, read_model, read_task, run_inputs, scorer_of
 from rljob_trainer.runtime.stop_request import StopRequest
-from rljob_trainer.runtime.supervision import Supervision
-from rljob_trainer.tasks.build import build_task
-from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
-from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.scoring import Scorer, ScoringHere
-from rljob_trainer.tasks.staleness import require_staleness_allowed
 from rljob_trainer.tasks.step_rewards import try_out
-from rljob_trainer.tasks.task import Task
+from rljob_trainer.tasks.task_modules import require_staleness_allowed
 
 log = structlog.get_logger()
 
@@ -120,48 +97,52 @@ class Attempt:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
                 require_staleness_allowed(spec, self.task_directory)
-                model_dir, dimensions = self._model()
-                in_adapters = self._adapter_parameters(model_dir)
-                task = build_task(
-                    spec.task,
-                    load_tokenizer(model_dir),
-                    spec.algorithm.max_prompt_tokens,
-                    self.task_directory,
-                    spec.algorithm.seed,
-                    vocabulary_rows(model_dir),
-                )
-                inputs = self._inputs(task, model_dir)
+                model = read_model(spec, self.mounted_model)
+                task = read_task(spec, self.task_directory, model.directory)
+                rewards = RewardSource(spec.task, self.task_directory, spec.algorithm.seed)
+                inputs = run_inputs(task, rewards, model.directory)
+                keep_inputs(spec, inputs, self.directory, self.ledger.last_step, self.display.warning)
                 # Its first process loads the reward function while the prompts are checked.
-                scorer = stack.enter_context(self._scorer(task))
-                prompts = self._prompts(task)
+                scorer = stack.enter_context(scorer_of(task, rewards, self.directory.logs / "rewards.log"))
+                prompts = checked_prompts(spec, task, self.display, may_skip=self.ledger.last_step == 0)
                 for text in try_out(prompts.task, scorer, spec.task):
                     self.display.warning(text)
             with clock.part("ray"):
                 hosts = self.placement.survey(spec, self.display, self.stop)
                 _require_supported(self.job, hosts)
-                changes, constraints, facts = self._plan(dimensions, in_adapters, hosts)
+                planned = plan_attempt(
+                    spec,
+                    model,
+                    hosts,
+                    state=self.state,
+                    ledger=self.ledger,
+                    directory=self.directory,
+                    supervision=self.supervision,
+                    display=self.display,
+                    listener=self.listener,
+                )
+                changes = planned.changes
                 # Broadcast weights do not pass through the object store.
                 bucket_bytes = changes.plan.sync_bucket_bytes if spec.topology == "Colocated" else 0
                 store_bytes = object_store_bytes(bucket_bytes, hosts.device)
                 self.placement.start_ray(self.display, store_bytes)
 
-            hardware, workload = hardware_of(hosts), workload_of(spec)
-            shape = shape_for_plan(dimensions, spec, hosts.device, in_adapters)
-            files_in_memory = is_in_memory(model_dir)
+            files_in_memory = is_in_memory(model.directory)
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
-                copies = copies_in_host_memory(spec, shape, plan, hardware)
+                copies = copies_in_host_memory(spec, planned.shape, plan, planned.hardware)
                 return role_settings(
                     spec,
                     plan,
-                    model_dir=model_dir,
+                    model_dir=model.directory,
                     output_dir=self.directory.path.absolute(),
                     hosts=hosts,
-                    parameters=dimensions.parameters,
+                    parameters=model.dimensions.parameters,
                     allocator_environments=self.supervision.allocator_environments,
                     snapshots=copies.snapshot,
                     checkpoint_copy=bool(copies.checkpoint),
-                    compile_ahead=hosts.layers_compiled and compiles_ahead(hardware, shape, workload, plan),
+                    compile_ahead=hosts.layers_compiled
+                    and compiles_ahead(planned.hardware, planned.shape, workload_of(spec), plan),
                     copy_frozen_weights=copies.frozen and not files_in_memory,
                 )
 
@@ -179,7 +160,7 @@ class Attempt:
                 processes,
                 skipped_prompts=prompts.skipped,
                 inputs=inputs,
-                plan_facts=facts,
+                plan_facts=planned.facts,
             )
             journal = RolloutJournal(self.directory.journal)
             store = CheckpointStore(self.directory.checkpoints, spec.checkpoint.keep)
@@ -191,7 +172,7 @@ class Attempt:
                 attempt=self.supervision.attempt or record.attempt,
                 directory=self.directory.path,
                 changes=changes,
-                constraints=constraints,
+                constraints=planned.constraints,
                 roles=roles,
                 checkpointing=checkpointing,
                 settings_under=settings_under,
@@ -200,7 +181,7 @@ class Attempt:
                 listener=self.listener,
             )
             controller = Controller(
-                settings=loop_settings(spec),
+                spec=spec,
                 task=prompts.task,
                 scorer=scorer,
                 roles=roles,
@@ -230,115 +211,6 @@ class Attempt:
             phase=None,
             plan=self.supervision.plan,
         )
-
-    def _model(self) -> tuple[Path, ModelDimensions]:
-        spec = self.job.spec
-        model_dir = resolve_model(spec.model.uri, mounted=self.mounted_model, accept=partial(require_usable, spec))
-        require_trainable(model_dir)
-        require_usable(spec, model_dir)
-        return model_dir, model_dimensions(model_dir)
-
-    def _inputs(self, task: Task, model_dir: Path) -> RunInputs:
-        """The digests of the run's inputs, which are recorded. Raises `BadInput` if they have changed after a step."""
-        inputs = run_inputs(task, self._reward_source, model_dir)
-        changes = changed_inputs(self.directory.recorded_inputs or {}, inputs)
-        if changes and self.ledger.last_step == 0:
-            self.directory.drop_rollouts()
-        elif changes and not self.job.spec.checkpoint.accept_changed_inputs:
-            raise BadInput(
-                f"expected the inputs with which {self.directory.path} has committed {self.ledger.last_step} steps, "
-                f"found others: {', '.join(changes)}. Restore them, start over with another --output, or write "
-                "checkpoint.acceptChangedInputs: true to resume with the changed ones"
-            )
-        elif changes:
-            self.display.warning(f"Resuming with changed inputs: {', '.join(changes)}")
-        self.directory.record_inputs(inputs)
-        return inputs
-
-    @property
-    def _reward_source(self) -> RewardSource:
-        return RewardSource(self.job.spec.task, self.task_directory, self.job.spec.algorithm.seed)
-
-    def _scorer(self, task: Task) -> AbstractContextManager[Scorer]:
-        spec = self.job.spec
-        source = self._reward_source
-        if not source.may_hang:
-            return nullcontext(ScoringHere(task.reward))
-        return RewardPool(
-            source,
-            workers=visible_cores() - 1,
-            timeout_seconds=spec.task.reward_timeout_seconds,
-            log=self.directory.logs / "rewards.log",
-        )
-
-    def _prompts(self, task: Task) -> CheckedPrompts:
-        """The task, after a check of its prompts."""
-        spec, algorithm = self.job.spec, self.job.spec.algorithm
-        checked = check_prompts(
-            task, spec.task.overlong_prompts, self.display.phase, may_skip=self.ledger.last_step == 0
-        )
-        if checked.skipped:
-            self.display.warning(
-                f"Skipping {checked.skipped:,} of {checked.checked:,} prompts, which have more than "
-                f"{algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
-                f"the longest has {checked.longest_tokens}"
-            )
-        for message in task.prompt_format.warnings():
-            self.display.warning(message)
-        log.info(
-            "prompts checked",
-            checked=checked.checked,
-            items=len(task.items),
-            skipped=checked.skipped,
-            longest_tokens=checked.longest_tokens,
-        )
-        return checked
-
-    def _adapter_parameters(self, model_dir: Path) -> int:
-        """The number of parameters of the low-rank adapters; 0 without. Raises `BadInput` if the model cannot have
-        them."""
-        lora = self.job.spec.policy.lora
-        return 0 if lora is None else adapter_parameters(adapted_layers(model_dir, lora.targets, lora.rank), lora.rank)
-
-    def _plan(
-        self, dimensions: ModelDimensions, in_adapters: int, hosts: RoleHosts
-    ) -> tuple[PlanChanges, Constraints, PlanFacts]:
-        """The initial memory plan of the attempt, the constraints on its changes, and the facts that it is for."""
-        spec, supervision = self.job.spec, self.supervision
-        hardware, workload = hardware_of(hosts), workload_of(spec)
-        model = shape_for_plan(dimensions, spec, hosts.device, in_adapters)
-        profile = profile_of(
-            hardware, model, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
-        )
-        state = self.state
-        fresh = first_plan(spec.memory, hardware, model, workload, fused=hosts.layers_compiled)
-        facts = plan_facts(hardware, model, workload)
-        plan = fresh
-        if state.plan is not None:
-            plan = state.plan
-            if differences := differing_facts(facts_of_plan(self.ledger, plan), facts):
-                log.info("computing the memory plan again", differences=differences)
-                self.display.note(f"Computing the memory plan again: {', '.join(differences)}")
-                plan = rederived(plan, state.changes, fresh)
-            plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile))
-        copies = copies_in_host_memory(spec, model, plan, hardware)
-        prediction = predict(spec, model, plan, hosts.device, copies)
-        profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
-        self._warn_of_host_memory(prediction, hardware)
-        require_free_disk(spec, prediction.disk, self.directory, self.ledger.last_step, self.display.warning)
-        changes = PlanChanges(self.ledger, replace(state, plan=plan))
-        self.listener.memory_profile_found(profile, changes.own)
-        self.listener.attempt_began(plan, self.ledger.steps, self.display.warning)
-        growth = None if supervision.by_operator else policy_growth(spec, "RestartInPlace", room=_room(spec, hosts))
-        return changes, Constraints(spec.memory, spec.recovery, profile, supervision.levels, growth=growth), facts
-
-    def _warn_of_host_memory(self, prediction: Prediction, hardware: Hardware) -> None:
-        needed = self.job.spec.policy.replicas * prediction.worker.peak_bytes
-        if needed > hardware.host_memory_bytes:
-            self.display.warning(
-                f"The job is predicted to need {human_bytes(needed)} of host memory, and has "
-                f"{human_bytes(hardware.host_memory_bytes)}; predicted: {prediction.summary()}"
-            )
 
     def _export(self, roles: Roles) -> None:
         """Write `model/` atomically: it exists only when it is complete."""
@@ -373,14 +245,6 @@ def _require_supported(job: RLJob, hosts: RoleHosts) -> None:
                 f"expected faultInjection.faults[].rank to be below {ranks}, the number of {role} processes, "
                 f"found {fault.rank}; lower it"
             )
-
-
-def _room(spec: RLJobSpec, hosts: RoleHosts) -> int | None:
-    """GPUs of this machine that the policy can have; None on a CPU."""
-    if hosts.device == "cpu":
-        return None
-    of_engines = 0 if spec.topology == "Colocated" else hosts.engine_processes
-    return len(hosts.machine.gpu_memory_bytes) - of_engines
 
 
 def _versions() -> dict[str, str]:

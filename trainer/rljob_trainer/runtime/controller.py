@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from rljob_api.job import RLJobSpec
 from rljob_api.plan_change import Phase
 from rljob_client.errors import RunError
 from rljob_client.run_directory.ledger import Ledger
@@ -38,12 +39,15 @@ from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.run_listener import RunListener
-from rljob_trainer.runtime.agreement import require_agreement, require_same_updates
-from rljob_trainer.runtime.loop_settings import LoopSettings
-from rljob_trainer.runtime.response_lengths import ResponseLengths
-from rljob_trainer.runtime.step_health import findings, is_power_of_two, require_learning
+from rljob_trainer.runtime.step_health import (
+    findings,
+    is_power_of_two,
+    require_agreement,
+    require_learning,
+    require_same_updates,
+)
 from rljob_trainer.runtime.step_record import memory_by_phase, step_record
-from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, StepRollouts
+from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, ResponseLengths, StepRollouts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Scorer
 from rljob_trainer.tasks.step_rewards import step_rewards
@@ -56,7 +60,7 @@ Result = TypeVar("Result")
 class Controller:
     """Runs the steps of one attempt. It holds neither weights nor a GPU: the roles do."""
 
-    settings: LoopSettings
+    spec: RLJobSpec
     task: Task
     scorer: Scorer
     roles: Roles
@@ -82,7 +86,7 @@ class Controller:
         """Resume at the first uncommitted step; run until every step is committed or a stop is requested."""
         self._start()
         self.stop.after_step()
-        for step in self.ledger.remaining(self.settings.steps):
+        for step in self.ledger.remaining(self.spec.algorithm.steps):
             if self.stop:
                 break
             self.run_step(step)
@@ -93,7 +97,7 @@ class Controller:
         before = step - 1
         self._do(step, "checkpoint", clock, partial(self.checkpointing.advance, before), policy_at=before)
         batch, engine_memory = self.rollouts(step, step, before, clock)
-        overlaps = self.settings.max_staleness > 0 and step < self.settings.steps
+        overlaps = self.spec.algorithm.max_staleness > 0 and step < self.spec.algorithm.steps
         if overlaps:
             self._begin_ahead(step + 1, before)
         with serving(self._ahead.generation if self._ahead else None):
@@ -116,7 +120,7 @@ class Controller:
 
     def _look_at_health(self) -> None:
         """Warn of problems of the last committed step. Raises `BadInput` if they repeat too often."""
-        found = findings(self.ledger.steps, responses_may_end=self.settings.responses_may_end)
+        found = findings(self.ledger.steps, responses_may_end=not self.spec.algorithm.ignore_end_of_sequence)
         for finding in found:
             if finding.is_due:
                 self.display.warning(finding.message)
@@ -124,7 +128,7 @@ class Controller:
         self._require_learning()
 
     def _require_learning(self) -> None:
-        require_learning(self.ledger.steps, self.settings.max_steps_without_learning, self.settings.steps)
+        require_learning(self.ledger.steps, self.spec.recovery.max_steps_without_learning, self.spec.algorithm.steps)
 
     # --- start and finish ---
 
@@ -139,7 +143,7 @@ class Controller:
         last = self.ledger.last_step
         clock = PhaseClock(partial(self._phase_began, max(last, 1)))
         self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
-        if last >= self.settings.steps:
+        if last >= self.spec.algorithm.steps:
             self._require_learning()  # also in an attempt that commits no step
             self.display.phase("writing the model")
             self._do(last, "checkpoint", clock, self.export, policy_at=last)
@@ -184,22 +188,22 @@ class Controller:
     def _begin(self, of: int) -> BegunRollouts:
         """Begin to generate the rollouts of step `of`."""
         rollouts = StepRollouts(
-            self.settings, self.task, self.scorer, self.roles, self._lengths, self.recovery.may_replace
+            self.spec.algorithm, self.task, self.scorer, self.roles, self._lengths, self.recovery.may_replace
         )
         # The journal has the step before, unless `of` is the first step, or the first beyond a completed job.
-        has_left = self.settings.partial_rollout_prompts > 0 and self.journal.has(of - 1)
+        has_left = self.spec.algorithm.partial_rollout_prompts > 0 and self.journal.has(of - 1)
         return rollouts.begin(of, self.journal.load(of - 1).left if has_left else ())
 
     def _observe_lengths(self, batch: RolloutBatch) -> None:
         """Remember the lengths of the responses, for the order in which engines take prompts."""
-        if self.settings.partial_rollout_prompts:
+        if self.spec.algorithm.partial_rollout_prompts:
             return  # the prompts of a step are those that its engines completed first
-        items = self.task.items_of_step(batch.step, self.settings.prompts_per_step)
-        self._lengths.observe(items, [len(response) for response in batch.response_ids], self.settings.group_size)
+        items = self.task.items_of_step(batch.step, self.spec.algorithm.prompts_per_step)
+        self._lengths.observe(items, [len(response) for response in batch.response_ids], self.spec.algorithm.group_size)
 
     def score(self, step: int, generated: GeneratedRollouts) -> RolloutBatch:
         """The completions with their rewards and advantages."""
-        group_size, on_error = self.settings.group_size, self.settings.on_reward_error
+        group_size, on_error = self.spec.algorithm.group_size, self.spec.task.on_reward_error
         prompts, completions = generated.prompts, generated.completions
         results = generated.rewards.results(stop_at_failure=on_error == "Fail")
         scored = step_rewards(self.task, prompts, completions, results, on_error)
@@ -209,7 +213,7 @@ class Controller:
                 f"step {step}: {scored.failures} of {len(completions)} rewards are 0, since {scored.first_failure}"
             )
         rewards = np.asarray(scored.rewards, np.float32)
-        advantages = group_advantages(rewards, group_size, scale=self.settings.scale_advantages)
+        advantages = group_advantages(rewards, group_size, scale=self.spec.algorithm.scale_advantages)
         batch = RolloutBatch.of(step, group_size, prompts, completions)
         return batch.scored(rewards, advantages, scored.failures)
 

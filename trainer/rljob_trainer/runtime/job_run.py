@@ -20,7 +20,7 @@ from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob, grown_job
 from rljob_api.step_report import Evidence
-from rljob_client.errors import OutputUnavailable, RunError
+from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message, is_disk_full, write_atomically
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.summary import Summary, summarize
@@ -33,12 +33,11 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.recovery.plan_changes import state_at_start
 from rljob_trainer.recovery.recovery import NewAttempt, failure_report
-from rljob_trainer.recovery.repeated_failures import require_new_failure
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt import Attempt
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.placement import Placement
 from rljob_trainer.runtime.stop_request import StopRequest, stop_on_signals
-from rljob_trainer.runtime.supervision import Supervision
 
 log = structlog.get_logger()
 
@@ -279,3 +278,33 @@ class JobRun:
         is_last = ledger.last_step >= self.job.spec.algorithm.steps
         hint = self.export_hint if is_last else self.resume_hint.format(step=ledger.next_step)
         return f"{hint} {logs}"
+
+
+def require_new_failure(failure: RunError, record: Path, step: int) -> None:
+    """Record the exception of a role, and raise `BadInput` if the attempt before has recorded the same one.
+
+    Two are the same if they have the same type, in the same call of the same role at the same uncommitted `step`. Other
+    failures, which may pass, are not compared. `record`: a file that survives the attempt, in pods as well.
+    """
+    if failure.raised is None or isinstance(failure, BadInput):
+        return
+    role = (failure.actor or "").partition("-")[0]
+    place = {"raised": failure.raised, "role": role, "step": step}
+    before = _recorded(record)
+    if {name: before.get(name) for name in place} != place:
+        write_atomically(record, json.dumps(place | {"message": str(failure)}).encode())
+        return
+    repeated = BadInput(
+        f"{before.get('message', failure)}; a restart failed in the same way at step {step}: change the model, the "
+        "data or the settings"
+    )
+    repeated.actor = failure.actor
+    raise repeated from failure
+
+
+def _recorded(record: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

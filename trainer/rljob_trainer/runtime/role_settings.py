@@ -1,4 +1,4 @@
-"""The settings of the roles and of the loop, derived from the manifest and the memory plan. Pure."""
+"""The settings of the roles, derived from the manifest and the memory plan. Pure."""
 
 from __future__ import annotations
 
@@ -12,41 +12,19 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.workload import Hardware, ModelShape, max_concurrent_sequences
-from rljob_trainer.algorithm.loss_config import Aggregation, ImportanceSampling, LossConfig
-from rljob_trainer.hardware import Device, Machine
-from rljob_trainer.models.checkpoint import ModelDimensions
+from rljob_memory.workload import max_concurrent_sequences
+from rljob_trainer.hardware import Device
 from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
-from rljob_trainer.roles.settings import RoleSettings
+from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.runtime.eight_bits import KV_CACHE_DTYPE, QUANTIZATION
-from rljob_trainer.runtime.loop_settings import LoopSettings
 from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.requirements import KV_CACHE_DTYPE, QUANTIZATION
 
 Dtype = Literal["float32", "bfloat16"]
 
-_AGGREGATION: dict[str, Aggregation] = {"TokenMean": "token-mean", "SequenceMean": "sequence-mean"}
-_IMPORTANCE_SAMPLING: dict[str, ImportanceSampling] = {"Truncate": "truncate", "Mask": "mask", "Disabled": "off"}
-
 # Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
-
-
-def loop_settings(spec: RLJobSpec) -> LoopSettings:
-    algorithm = spec.algorithm
-    return LoopSettings(
-        steps=algorithm.steps,
-        prompts_per_step=algorithm.prompts_per_step,
-        group_size=algorithm.group_size,
-        scale_advantages=algorithm.scale_advantages == "Group",
-        seed=algorithm.seed,
-        max_staleness=algorithm.max_staleness,
-        partial_rollout_prompts=algorithm.partial_rollout_prompts,
-        on_reward_error=spec.task.on_reward_error,
-        responses_may_end=not algorithm.ignore_end_of_sequence,
-        max_steps_without_learning=spec.recovery.max_steps_without_learning,
-    )
 
 
 def policy_ranks(spec: RLJobSpec) -> int:
@@ -56,38 +34,6 @@ def policy_ranks(spec: RLJobSpec) -> int:
 def rollout_engines(spec: RLJobSpec) -> int:
     """Colocated: on the GPUs of the ranks."""
     return worker_pods(spec)[-1].processes // spec.rollout.tensor_parallel_size
-
-
-def hardware_of(hosts: RoleHosts) -> Hardware:
-    return Hardware(
-        device=hosts.device,
-        device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
-        engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
-        host_memory_bytes=hosts.machine.host_memory_bytes,
-        torch_version=hosts.torch_version,
-    )
-
-
-def _gpu_bytes(machine: Machine) -> int:
-    return min(machine.gpu_memory_bytes, default=0)
-
-
-def shape_for_plan(
-    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
-) -> ModelShape:
-    """`adapter_parameters`: of low-rank adapters; 0 without."""
-    return ModelShape(
-        parameters=dimensions.parameters,
-        layers=dimensions.layers,
-        hidden=dimensions.hidden,
-        kv_heads=dimensions.kv_heads,
-        head_dim=dimensions.head_dim,
-        vocabulary=dimensions.vocabulary,
-        heads=dimensions.heads,
-        intermediate=dimensions.intermediate,
-        bytes_per_parameter=2 if _dtype(spec, device) == "bfloat16" else 4,
-        adapter_parameters=adapter_parameters,
-    )
 
 
 def role_settings(
@@ -113,7 +59,7 @@ def role_settings(
     defaults of `rljob_memory`.
     """
     device = hosts.device
-    dtype = _dtype(spec, device)
+    dtype = dtype_of(spec, device)
     threads = _threads(parameters, max(hosts.ranks, hosts.engine_processes), hosts.machine.cores)
 
     def allocator(role: Role) -> Mapping[str, str]:
@@ -153,34 +99,15 @@ def nccl_environment(device: Device, ranks: int) -> dict[str, str]:
 def _policy_config(
     spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, output_dir: Path, device: Device, dtype: Dtype
 ) -> PolicyConfig:
-    algorithm = spec.algorithm
     return PolicyConfig(
         model_dir=model_dir,
         output_dir=output_dir,
         device=device,
         dtype=dtype,
-        learning_rate=algorithm.learning_rate,
-        warmup_steps=algorithm.warmup_steps,
-        adam_beta1=algorithm.adam_beta1,
-        adam_beta2=algorithm.adam_beta2,
-        weight_decay=algorithm.weight_decay,
+        algorithm=spec.algorithm,
         moments=spec.policy.optimizer.moments,
-        max_grad_norm=algorithm.max_grad_norm,
-        temperature=algorithm.temperature,
-        updates_per_step=algorithm.updates_per_step,
-        seed=algorithm.seed,
         lora=_lora_config(spec, model_dir),
         memory=plan,
-        loss=LossConfig(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip or None,
-            aggregation=_AGGREGATION[algorithm.loss_aggregation],
-            importance_sampling=_IMPORTANCE_SAMPLING[algorithm.importance_sampling.mode],
-            importance_sampling_cap=algorithm.importance_sampling.cap,
-            kl_coefficient=algorithm.kl_coefficient,
-            entropy_coefficient=algorithm.entropy_coefficient,
-        ),
     )
 
 
@@ -219,7 +146,7 @@ def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: 
     )
 
 
-def _dtype(spec: RLJobSpec, device: Device) -> Dtype:
+def dtype_of(spec: RLJobSpec, device: Device) -> Dtype:
     if spec.model.dtype != "Auto":
         return spec.model.dtype
     return "bfloat16" if device == "cuda" else "float32"

@@ -28,10 +28,10 @@ from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torc
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
+from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
-from rljob_trainer.runtime.supervision import Supervision
 from rljob_trainer.telemetry.host_memory import host_memory
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]

@@ -1,4 +1,4 @@
-"""Digests of the data, the reward code and the model of a run, by which a resumed run recognizes a change."""
+"""The inputs of a run (model, task and reward), and their digests, by which a resumed run recognizes a change."""
 
 from __future__ import annotations
 
@@ -6,14 +6,35 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from rljob_api.job import RLJobSpec
+from rljob_client.errors import BadInput
 from rljob_client.model_files import weight_files
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.hardware import visible_cores
+from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
+from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
+from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
+from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.runtime.requirements import require_usable
+from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
+from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.scoring import Scorer, ScoringHere
 from rljob_trainer.tasks.task import Item, ItemSource, Task
+
+log = structlog.get_logger()
 
 RunInputs = dict[str, dict[str, Any]]
 """`data`: number of items and their SHA-256. `reward code`, `model`: SHA-256 by file. `reward syntax`: SHA-256 of the
@@ -27,6 +48,93 @@ _COMPUTED_ITEMS = 100
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
 """Weights are compared by size, header and this many samples: all of a model takes a minute for 100 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """The initial model of a run."""
+
+    directory: Path
+    """In Hugging Face format."""
+
+    dimensions: ModelDimensions
+
+    adapter_parameters: int
+    """Number of parameters of the low-rank adapters; 0 without."""
+
+
+def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:
+    """Resolve the model. Raises `BadInput` if the job cannot train it, or cannot add its adapters.
+
+    `mounted`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI.
+    """
+    directory = resolve_model(spec.model.uri, mounted=mounted, accept=partial(require_usable, spec))
+    require_trainable(directory)
+    require_usable(spec, directory)
+    lora = spec.policy.lora
+    adapters = 0 if lora is None else adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank)
+    return ModelInput(directory, model_dimensions(directory), adapters)
+
+
+def read_task(spec: RLJobSpec, task_directory: Path, model_dir: Path) -> Task:
+    """The task, for the tokenizer of the model. Raises `BadInput` as `build_task` does."""
+    return build_task(
+        spec.task,
+        load_tokenizer(model_dir),
+        spec.algorithm.max_prompt_tokens,
+        task_directory,
+        spec.algorithm.seed,
+        vocabulary_rows(model_dir),
+    )
+
+
+def scorer_of(task: Task, source: RewardSource, log: Path) -> AbstractContextManager[Scorer]:
+    """The scorer of completions: processes of their own if the reward function may hang. `log`: of their output."""
+    if not source.may_hang:
+        return nullcontext(ScoringHere(task.reward))
+    return RewardPool(source, workers=visible_cores() - 1, timeout_seconds=source.spec.reward_timeout_seconds, log=log)
+
+
+def checked_prompts(spec: RLJobSpec, task: Task, display: RunDisplay, *, may_skip: bool) -> CheckedPrompts:
+    """The task, after a check of its prompts, with warnings on the display. `may_skip`: no step is committed yet."""
+    checked = check_prompts(task, spec.task.overlong_prompts, display.phase, may_skip=may_skip)
+    if checked.skipped:
+        display.warning(
+            f"Skipping {checked.skipped:,} of {checked.checked:,} prompts, which have more than "
+            f"{spec.algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
+            f"the longest has {checked.longest_tokens}"
+        )
+    for message in task.prompt_format.warnings():
+        display.warning(message)
+    log.info(
+        "prompts checked",
+        checked=checked.checked,
+        items=len(task.items),
+        skipped=checked.skipped,
+        longest_tokens=checked.longest_tokens,
+    )
+    return checked
+
+
+def keep_inputs(
+    spec: RLJobSpec, inputs: RunInputs, directory: OutputDirectory, last_step: int, warn: Callable[[str], None]
+) -> None:
+    """Record `inputs` in the output directory. Raises `BadInput` if they have changed after a step.
+
+    `last_step`: the last committed one; 0: none, and rollouts of other inputs are dropped.
+    """
+    changes = changed_inputs(directory.recorded_inputs or {}, inputs)
+    if changes and last_step == 0:
+        directory.drop_rollouts()
+    elif changes and not spec.checkpoint.accept_changed_inputs:
+        raise BadInput(
+            f"expected the inputs with which {directory.path} has committed {last_step} steps, "
+            f"found others: {', '.join(changes)}. Restore them, start over with another --output, or write "
+            "checkpoint.acceptChangedInputs: true to resume with the changed ones"
+        )
+    elif changes:
+        warn(f"Resuming with changed inputs: {', '.join(changes)}")
+    directory.record_inputs(inputs)
 
 
 def run_inputs(task: Task, source: RewardSource, model_dir: Path) -> RunInputs:

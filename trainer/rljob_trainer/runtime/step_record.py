@@ -12,7 +12,7 @@ from rljob_client.run_directory.records import ResponseStatistics, RewardStatist
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import uniform_groups
 from rljob_trainer.phase_clock import PhaseClock
-from rljob_trainer.policy.result import UpdateResult
+from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
 
 

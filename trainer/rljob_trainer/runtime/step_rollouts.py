@@ -11,17 +11,16 @@ rollouts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
-from rljob_trainer.runtime.loop_settings import LoopSettings
-from rljob_trainer.runtime.response_lengths import ResponseLengths
 from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
 
@@ -57,7 +56,7 @@ class BegunRollouts:
 class StepRollouts:
     """Begins to generate the rollouts of a step."""
 
-    settings: LoopSettings
+    algorithm: AlgorithmSpec
     task: Task
     scorer: Scorer
     roles: Roles
@@ -68,15 +67,15 @@ class StepRollouts:
     def begin(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
         """`left_before`: groups that the step before has left."""
         ended = self.roles.engines_ended
-        partial = self.settings.partial_rollout_prompts > 0
+        partial = self.algorithm.partial_rollout_prompts > 0
         generation, finish = self._of_quota(step, left_before) if partial else self._of_all(step)
         return BegunRollouts(step, ended, generation, finish)
 
     def _of_all(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
-        prompts = self.task.prompts(step, self.settings.prompts_per_step)
-        seeds = [sampling_seed(self.settings.seed, step, place) for place in range(len(prompts))]
-        group_size = self.settings.group_size
+        prompts = self.task.prompts(step, self.algorithm.prompts_per_step)
+        seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
+        group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
         expected = self.lengths.expected(prompts)
 
@@ -96,18 +95,18 @@ class StepRollouts:
         self, step: int, left_before: Sequence[PartialGroup]
     ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """The groups of one engine are scored while others still generate, or the policy learns."""
-        group_size, quota = self.settings.group_size, self.settings.prompts_per_step
+        group_size, quota = self.algorithm.group_size, self.algorithm.prompts_per_step
         new = [
             unstarted(position, group_size)
             for position in new_positions(
-                step, self.settings.steps, quota, self.settings.partial_rollout_prompts, len(left_before)
+                step, self.algorithm.steps, quota, self.algorithm.partial_rollout_prompts, len(left_before)
             )
         ]
         prompts = self._prompts([*left_before, *new])
 
         def held(group: PartialGroup) -> HeldGroup:
             of_step, place = divmod(group.position, quota)
-            seed = sampling_seed(self.settings.seed, of_step + 1, place)
+            seed = sampling_seed(self.algorithm.seed, of_step + 1, place)
             return HeldGroup(group, prompts[group.position].token_ids, seed)
 
         every = [*left_before, *new]
@@ -137,7 +136,7 @@ class StepRollouts:
 
     def _prompts(self, groups: Sequence[PartialGroup]) -> dict[int, Prompt]:
         """The prompts of `groups`, by position."""
-        size = self.settings.prompts_per_step
+        size = self.algorithm.prompts_per_step
         of_step = {
             step: self.task.prompts(step, size) for step in sorted({group.position // size + 1 for group in groups})
         }
@@ -159,3 +158,29 @@ def sampling_seed(seed: int, step: int, position: int) -> int:
     """The engine's seed for the prompt at `position` of `step`. Deterministic, so that a step can be repeated."""
     digest = hashlib.sha256(f"{seed}/{step}/{position}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
+
+
+@dataclass(slots=True)
+class ResponseLengths:
+    """Response lengths by item of the task, in tokens."""
+
+    _of_item: dict[int, float] = field(default_factory=dict, init=False)
+    """Mean of the last group of each item."""
+    _tokens: int = field(default=0, init=False)
+    _responses: int = field(default=0, init=False)
+
+    def observe(self, items: Iterable[int], lengths: Sequence[int], group_size: int) -> None:
+        """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
+        for place, item in enumerate(items):
+            group = lengths[place * group_size : (place + 1) * group_size]
+            self._of_item[item] = sum(group) / len(group)
+        self._tokens += sum(lengths)
+        self._responses += len(lengths)
+
+    def expected(self, prompts: Iterable[Prompt]) -> list[float]:
+        """For each prompt, the mean length in the last epoch that had its item; otherwise that of all responses.
+
+        If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
+        """
+        mean = self._tokens / self._responses if self._responses else 1.0
+        return [self._of_item.get(prompt.index, mean) for prompt in prompts]

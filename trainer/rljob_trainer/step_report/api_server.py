@@ -1,4 +1,4 @@
-"""Requests of a pod to the API server of its cluster, with its service account."""
+"""Requests of a pod to the API server of its cluster, with its service account, and writes of its StepReport."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import urllib3
+from pydantic import ValidationError
+
+from rljob_api.metadata import API_VERSION, Metadata
+from rljob_api.step_report import StepReport, StepReportStatus
 
 _TIMEOUT = urllib3.Timeout(connect=3.0, read=5.0)
 
@@ -64,3 +68,35 @@ def _reason(body: bytes) -> str:
 
 def _seconds(header: str | None) -> float:
     return float(header) if header and header.isdigit() else 0.0
+
+
+FIELD_MANAGER = "rljob-trainer"
+
+
+class StepReportClient:
+    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
+        self._server = server
+        self._name = name
+        self._path = f"/apis/{API_VERSION}/namespaces/{namespace}/stepreports/{name}/status"
+
+    def apply(self, report: StepReportStatus) -> None:
+        """Apply `report` with all fields of this field manager. Raises `NoAnswer`."""
+        self._server.apply(self._path, encoded(self._name, report), FIELD_MANAGER)
+
+    def read(self) -> StepReportStatus | None:
+        """The stored report; None if there is none or it is not valid. Raises `NoAnswer` if it cannot be read.
+
+        The answer to an empty patch, which changes and stores nothing: the right to `get` would be one more.
+        """
+        found = self._server.merge(self._path, b"{}")
+        with suppress(ValidationError):
+            return StepReport.model_validate_json(found).status
+        return None
+
+
+def encoded(name: str, report: StepReportStatus) -> bytes:
+    """The body of an apply: JSON, which is YAML. Defaults are left out, except those that name the type."""
+    document = StepReport(metadata=Metadata(name=name), status=report)
+    fields = document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    named = {"apiVersion": document.api_version, "kind": document.kind, **fields}
+    return json.dumps(named, separators=(",", ":")).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,21 @@ from typing import Any, Protocol
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
-from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, StepReportStatus, TrainingWarning
+from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange, Role
+from rljob_api.step_report import (
+    MAX_RANKS_REPORTED,
+    Evidence,
+    MemoryPressure,
+    PendingExit,
+    PhaseSeconds,
+    RankMemory,
+    StepReportStatus,
+    TrainingWarning,
+)
 from rljob_client.run_directory.records import StepRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
-from rljob_trainer.step_report.content import memory_of_ranks, reward_of, seconds_of
-from rljob_trainer.step_report.schedule import SendSchedule
 
 _WARN_EVERY_SECONDS = 60.0
 _LONGEST_BACKOFF_OF_CLOSE_SECONDS = 1.0
@@ -173,3 +181,71 @@ def _of_step(record: StepRecord) -> dict[str, Any]:
         "tokens_per_second": record.tokens_per_second,
         "seconds": seconds_of(record),
     }
+
+
+INTERVAL_SECONDS = 5.0
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+
+class SendSchedule:
+    """At most one report per interval, urgent ones at once, and fewer after failures. Times are in seconds."""
+
+    def __init__(self, longest_backoff_seconds: float = _LONGEST_BACKOFF_SECONDS) -> None:
+        self._longest_backoff_seconds = longest_backoff_seconds
+        self._next_regular = 0.0
+        self._next_allowed = 0.0
+        self._failures = 0
+
+    def wait_seconds(self, now: float, *, urgent: bool) -> float:
+        """Seconds until a report may be sent; 0: send it now."""
+        due = self._next_allowed if urgent else max(self._next_regular, self._next_allowed)
+        return max(0.0, due - now)
+
+    def succeeded(self, now: float) -> None:
+        self._failures = 0
+        self._next_regular = now + INTERVAL_SECONDS
+        self._next_allowed = now
+
+    def failed(self, now: float, retry_after_seconds: float = 0.0) -> None:
+        """`retry_after_seconds`: as requested by the API server."""
+        self._failures += 1
+        backoff = min(INTERVAL_SECONDS * 2 ** (self._failures - 1), self._longest_backoff_seconds)
+        self._next_allowed = now + max(backoff, retry_after_seconds)
+
+
+_REPORTED_NUMBERS = tuple(RankMemory.model_fields.keys() - {"role", "rank", "phase"})
+_ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}
+
+
+def reward_of(record: StepRecord) -> float | None:
+    """The mean reward; None if it is not finite, which JSON cannot express."""
+    return record.reward.mean if math.isfinite(record.reward.mean) else None
+
+
+def seconds_of(record: StepRecord) -> PhaseSeconds:
+    return PhaseSeconds.model_validate(record.seconds)
+
+
+def rank_memory(role: Role, rank: int, phase: Phase, sample: MemorySample) -> RankMemory:
+    """A sample in the form of the API."""
+    return RankMemory(role=role, rank=rank, phase=phase, **{name: getattr(sample, name) for name in _REPORTED_NUMBERS})
+
+
+def memory_of_ranks(memory: Mapping[str, Mapping[Phase, MemorySample]]) -> list[RankMemory]:
+    """One entry per process and phase: at most 256, those with the least free memory."""
+    entries = [
+        rank_memory(*role_and_rank(actor), phase, sample)
+        for actor, phases in memory.items()
+        for phase, sample in phases.items()
+    ]
+    if len(entries) <= MAX_RANKS_REPORTED:
+        return entries
+    return sorted(entries, key=lambda entry: (entry.device_free_bytes, -entry.peak_rss_bytes))[:MAX_RANKS_REPORTED]
+
+
+def role_and_rank(actor: str | None) -> tuple[Role, int]:
+    """("policy", 1) for "policy-1"; ("controller", 0) for None, since the controller is not an actor."""
+    if actor is None:
+        return "controller", 0
+    name, _, rank = actor.rpartition("-")
+    return _ROLES[name], int(rank)

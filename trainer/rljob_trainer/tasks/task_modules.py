@@ -2,6 +2,7 @@
 
 Only what no installed package and no part of the standard library provides is imported from there. Otherwise an
 unrelated `numbers.py` or `datasets/` beside the manifest would replace a module that libraries import.
+A module may limit the staleness of its rollouts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.user_code import is_stop, raised
+from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
 
 
 class _BesideTheManifest(MetaPathFinder):
@@ -101,3 +103,37 @@ def _cause(error: BaseException, name: str, directory: Path) -> str:
         if beside.is_file() and used != str(beside.resolve()):
             return f"{found}; {imported} is {used or 'built into Python'}, not {beside}: rename that file"
     return f"{found}; correct that module"
+
+
+_LIMIT = "MAX_STALENESS"
+
+
+def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
+    """Raise `BadInput` if a module of `task.name` or `task.reward` has a MAX_STALENESS below `algorithm.maxStaleness`.
+
+    Modules may be in `directory`. Without stale rollouts, none is imported.
+    """
+    requested = spec.algorithm.max_staleness
+    if requested == 0:
+        return
+    for field, reference in (("task.name", spec.task.name), ("task.reward", spec.task.reward)):
+        if reference is None or ":" not in reference:  # built-in
+            continue
+        module = load_module(reference, directory)
+        with user_code(f"the module {module.__name__}"):
+            limit = getattr(module, _LIMIT, None)
+        if limit is None:
+            continue
+        module_name = reference.partition(":")[0]
+        if type(limit) is not int or limit < 0:
+            raise BadInput(
+                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {shown(limit)}; "
+                f"write {_LIMIT} = 0 to refuse stale rollouts, or remove it"
+            )
+        if requested > limit:
+            partial = ", partialRolloutPrompts: 0" if spec.algorithm.partial_rollout_prompts else ""
+            raise BadInput(
+                f"algorithm.maxStaleness: expected at most {limit}, because {module_name} ({field}) sets "
+                f"{_LIMIT} = {limit}, found {requested}; write algorithm: {{maxStaleness: {limit}{partial}}}, "
+                "or change the task"
+            )

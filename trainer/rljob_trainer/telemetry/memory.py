@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.memory_logs import old_log
 from rljob_memory.sample import MemorySample
-from rljob_trainer.telemetry.allocator import allocator_sample
 from rljob_trainer.telemetry.host_memory import host_memory
-from rljob_trainer.telemetry.outside_torch import OutsideTorch
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -166,3 +164,96 @@ def _peak_rss_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def allocator_sample() -> MemorySample:
+    """Memory of the current device in torch's allocator; zeros before its first use.
+
+    All counters from one call: `torch.cuda.memory_allocated()` and similar functions each repeat it and flatten its 100
+    numbers.
+
+    Takes the allocator's lock, and waits for no kernel.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return MemorySample()
+    return sample_of_stats(torch._C._cuda_memoryStats(torch.cuda.current_device()))
+
+
+def sample_of_stats(stats: Mapping[str, Any]) -> MemorySample:
+    """`stats`: as `torch.cuda.memory_stats_as_nested_dict` gives them. A counter that a version of torch lacks is 0."""
+
+    def of_all_pools(name: str, when: str) -> int:
+        return int(stats.get(name, {}).get("all", {}).get(when, 0))
+
+    return MemorySample(
+        allocated_bytes=of_all_pools("allocated_bytes", "current"),
+        reserved_bytes=of_all_pools("reserved_bytes", "current"),
+        peak_allocated_bytes=of_all_pools("allocated_bytes", "peak"),
+        peak_reserved_bytes=of_all_pools("reserved_bytes", "peak"),
+        active_bytes=of_all_pools("active_bytes", "current"),
+        inactive_split_bytes=of_all_pools("inactive_split_bytes", "current"),
+        alloc_retries=int(stats.get("num_alloc_retries", 0)),
+        ooms=int(stats.get("num_ooms", 0)),
+    )
+
+
+class OutsideTorch:
+    """GPU memory of this process beside torch's allocator: the CUDA context, NCCL, cuBLAS, loaded kernels.
+
+    Create it before this process touches its GPU: memory in use by then counts as that of other processes.
+    """
+
+    def __init__(self) -> None:
+        self._handle = first_visible_gpu()
+        self._used_by_others = _used_bytes(self._handle)
+        self._calibrated: int | None = None
+
+    def measure(self, held_bytes: int) -> int:
+        """Bytes in use now. `held_bytes`: GPU memory that torch's allocator holds.
+
+        NVML knows the use of each process, but by process ids of the host, which a container does not know. There the
+        result is the memory that came into use between construction and the first call; no other process may use the
+        GPU in that time.
+        """
+        if self._calibrated is not None:
+            return self._calibrated
+        own = _own_bytes(self._handle)
+        if own is not None and own >= held_bytes:
+            return own - held_bytes
+        self._calibrated = max(_used_bytes(self._handle) - self._used_by_others - held_bytes, 0)
+        return self._calibrated
+
+
+def first_visible_gpu() -> Any:
+    """NVML's handle of the GPU that CUDA calls 0; None if there is none. It takes no CUDA context."""
+    import pynvml
+
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        if first.isdigit():
+            return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
+    return None
+
+
+def _used_bytes(handle: Any) -> int:
+    import pynvml
+
+    if handle is not None:
+        with suppress(pynvml.NVMLError):
+            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    return 0
+
+
+def _own_bytes(handle: Any) -> int | None:
+    import pynvml
+
+    if handle is not None:
+        with suppress(pynvml.NVMLError):
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                    return int(process.usedGpuMemory)
+    return None

@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 from rljob_memory.evidence.oom_snapshot import MOST_STACK_LINES, OomSnapshot, layout_of
 from rljob_memory.sample import MemorySample
-from rljob_trainer.telemetry.allocator import allocator_sample
-from rljob_trainer.telemetry.memory import Progress
+from rljob_trainer.telemetry.memory import Progress, allocator_sample
 
 _LONGEST_CODE = 200
 _LARGEST_PICKLE_BYTES = 16 << 20

@@ -13,20 +13,20 @@ def shared_memory_backend(device: Literal["cpu", "cuda"]) -> str:
     """The name of the backend that reads weights from memory of the same machine: CUDA IPC, or Ray's object store."""
     if device == "cuda":
         return "ipc"
-    return _registered("object_store", "object_store_engine", "ObjectStoreWeightTransferEngine")
+    return _registered("object_store", "ObjectStoreWeightTransferEngine")
 
 
 def broadcast_backend() -> str:
     """The name of the backend that receives weights from a policy on another GPU or machine."""
-    return _registered("rljob_broadcast", "broadcast_engine", "BroadcastWeightTransferEngine")
+    return _registered("rljob_broadcast", "BroadcastWeightTransferEngine")
 
 
 @cache
-def _registered(backend: str, module: str, engine: str) -> str:
+def _registered(backend: str, engine: str) -> str:
     """`backend`, under which vLLM now finds the class `engine`."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-    WeightTransferEngineFactory.register_engine(backend, f"rljob_trainer.weight_sync.{module}", engine)
+    WeightTransferEngineFactory.register_engine(backend, "rljob_trainer.weight_sync.engine_side", engine)
     return backend
 
 

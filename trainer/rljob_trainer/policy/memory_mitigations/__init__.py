@@ -1,13 +1,13 @@
 """The memory mitigations of a policy rank. Each is a setting of the memory plan.
 
-| setting                    | what it does                                                 | where                   |
+| setting                    | effect                                                       | module                  |
 |----------------------------|--------------------------------------------------------------|-------------------------|
-| `empty_cache`              | releases cached GPU memory at the end of a phase             | `cached_memory`         |
-| `expandable_segments`      | prevents fragmentation by sequences of changing lengths      | `expandable_segments`   |
-| `weight_export`            | packs exported weights in memory that the engine can open    | `weight_export`         |
+| `empty_cache`              | releases cached GPU memory at the end of a phase             | `caching_allocator`     |
+| `expandable_segments`      | prevents fragmentation by sequences of changing lengths      | `caching_allocator`     |
+| `weight_export`            | packs exported weights in memory that the engine can open    | `policy.exporting_rank` |
 | `optimizer_offload`        | keeps the optimizer state in host memory between updates     | `policy.optimizer`      |
 | `policy_offload`           | keeps the weights in host memory while the engine generates  | `policy_offload`        |
-| `detach_metrics`           | frees the graph of each micro-batch                          | `policy.update_metrics` |
+| `detach_metrics`           | frees the graph of each micro-batch                          | `policy.update`         |
 | `micro_batch_tokens`       | limits the tokens whose activations exist at once            | `algorithm.micro_batch` |
 | `logprob_chunk_tokens`     | limits the tokens whose logits exist at once                 | `algorithm.logprobs`    |
 | `activation_checkpointing` | keeps only the input of each layer for backward              | `policy.model`          |

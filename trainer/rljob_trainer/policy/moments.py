@@ -1,9 +1,10 @@
-"""AdamW's moments in 8 bits: blocks of 256 numbers, each with a float32 scale and codes of a dynamic map.
+"""The data types of AdamW's moments: from the state to float32 for an optimizer step, and back after it.
 
-Block-wise dynamic quantization (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization") with the maps of
-bitsandbytes and torchao; their spacing is finer near zero. 1 + 4/256 bytes a number. Written here, not imported:
-torchao's functions (`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`, as run one
-by one they have int64 temporaries. Four points differ, for the small gradients of RL:
+In 8 bits: blocks of 256 numbers, each with a float32 scale and codes of a dynamic map. Block-wise dynamic quantization
+(Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization") with the maps of bitsandbytes and torchao; their
+spacing is finer near zero. 1 + 4/256 bytes a number. Written here, not imported: torchao's functions
+(`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`, as run one by one they have
+int64 temporaries. Four points differ, for the small gradients of RL:
 
 - The map of `exp_avg_sq` has the squares of the dynamic map's numbers, so that its root, by which AdamW divides, has
   the map's spacing and range.
@@ -19,14 +20,14 @@ where the state is.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-BLOCK = 256
-"""Numbers with one scale."""
+from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, BucketState, stochastically_rounded
 
 CHUNK = 1 << 23
 """Numbers that are quantized at a time, so that temporaries take 32 MiB each. On an H200, both moments of 8.19e9
@@ -45,6 +46,117 @@ _NEAREST = 0.5
 
 Moment = Literal["exp_avg", "exp_avg_sq"]
 MOMENTS: tuple[Moment, Moment] = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStep:
+    """One bucket in one optimizer step. Its random numbers depend on these, so that a replayed step repeats them."""
+
+    seed: int
+    """Of the job."""
+    step: int
+    bucket: int
+    buckets: int
+    start: int
+    """Position of the bucket's first element in the state."""
+
+
+class MomentType(Protocol):
+    """One data type of the moments."""
+
+    dtype: torch.dtype
+    """Of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
+    alignment: int
+    """Each parameter's part of the state begins at a multiple of so many elements."""
+
+    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
+        """`exp_avg` and `exp_avg_sq` in float32; they may be the state's own tensors."""
+
+    def keep(
+        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
+    ) -> None:
+        """Write the arrays that `read` returned, as changed by the step, to the state. `changed`: ranges of the bucket,
+        of whole parameters or whole blocks; the rest keeps its bits."""
+
+
+def moment_type(name: Literal["float32", "bfloat16", "int8"], device: torch.device) -> MomentType:
+    """`name`: as in `PolicyConfig.moments`."""
+    match name:
+        case "float32":
+            return _Float32()
+        case "bfloat16":
+            return _BFloat16(device)
+        case "int8":
+            return QuantizedType(device)
+
+
+class _Float32:
+    dtype, alignment = torch.float32, 1
+
+    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
+        return state.exp_avg, state.exp_avg_sq
+
+    def keep(
+        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
+    ) -> None:
+        pass
+
+
+class _BFloat16:
+    """Rounded stochastically. Numbers without a change are bfloat16 numbers, which rounding keeps."""
+
+    dtype, alignment = torch.bfloat16, 1
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
+        return state.exp_avg.float(), state.exp_avg_sq.float()
+
+    def keep(
+        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
+    ) -> None:
+        generator = torch.Generator(self._device)
+        generator.manual_seed(at.seed + at.step * at.buckets + at.bucket)
+        for target, values in zip((state.exp_avg, state.exp_avg_sq), moments, strict=True):
+            target.copy_(stochastically_rounded(values, generator))
+
+
+class QuantizedType:
+    """Codes with scales of a dynamic map."""
+
+    dtype, alignment = QUANTIZED, BLOCK
+
+    def __init__(self, device: torch.device) -> None:
+        self.quantizer = MomentQuantizer(device)
+
+    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
+        assert state.exp_avg_scales is not None
+        assert state.exp_avg_sq_scales is not None
+        return (
+            self.quantizer.dequantize("exp_avg", state.exp_avg, state.exp_avg_scales),
+            self.quantizer.dequantize("exp_avg_sq", state.exp_avg_sq, state.exp_avg_sq_scales),
+        )
+
+    def keep(
+        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
+    ) -> None:
+        assert state.exp_avg_scales is not None
+        assert state.exp_avg_sq_scales is not None
+        first, second = moments
+        draw = f"{at.seed}/{at.step}"
+        self._copy(state.exp_avg, state.exp_avg_scales, self.quantizer.quantize("exp_avg", first), changed)
+        quantized = self.quantizer.quantize("exp_avg_sq", second, start=at.start, draw=draw)
+        self._copy(state.exp_avg_sq, state.exp_avg_sq_scales, quantized, changed)
+
+    @staticmethod
+    def _copy(codes: Tensor, scales: Tensor, quantized: tuple[Tensor, Tensor], changed: Sequence[slice]) -> None:
+        if sum(each.stop - each.start for each in changed) == codes.numel():
+            changed = [slice(0, codes.numel())]
+        for each in changed:
+            blocks = slice(each.start // BLOCK, each.stop // BLOCK)
+            codes[each].copy_(quantized[0][each])
+            scales[blocks].copy_(quantized[1][blocks])
 
 
 @dataclass(frozen=True, slots=True)

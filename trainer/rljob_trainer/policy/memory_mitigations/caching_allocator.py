@@ -1,12 +1,15 @@
-"""`expandable_segments`: segments of the caching allocator that grow, to prevent fragmentation by changing lengths.
+"""torch's caching allocator of a policy rank: expandable segments, and the release of cached memory.
 
-They are for the policy's own work. Memory that other processes read (CUDA IPC) must be in classic segments: exporting
-expandable ones needs privileges that a container does not have.
+Expandable segments grow, to prevent fragmentation by sequences of changing lengths. They are for the policy's own work.
+Memory that other processes read (CUDA IPC) must be in classic segments: exporting expandable ones needs privileges that
+a container does not have. Cached memory is released for the engine on the same GPU (`empty_cache`).
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -88,3 +91,34 @@ def settings_with(inherited: str, torch_version: tuple[int, int], *, expandable_
     if torch_version >= _PAGES_SINCE_TORCH and "large_segment_size_mb" not in allocator_options(inherited):
         settings.append(f"large_segment_size_mb:{_PAGE_MIB if expandable_segments else _DEFAULT_PAGE_MIB}")
     return ",".join(settings)
+
+
+MIN_RELEASE_BYTES = 64 << 20
+"""Less than this stays cached: a release waits for the device, and the next phase would allocate again."""
+
+
+@contextmanager
+def cache_released_after(*, enabled: bool) -> Iterator[None]:
+    """Release cached memory after the block, also if it fails.
+
+    For a whole phase, not for a micro-batch: the next micro-batch would allocate the same memory again.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # Otherwise the error would keep the tensors of the failed frames alive.
+        traceback.clear_frames(error.__traceback__)
+        raise
+    finally:
+        if enabled:
+            release_cached_memory()
+
+
+def release_cached_memory() -> None:
+    """Release cached memory to the device. Does nothing if it is less than `MIN_RELEASE_BYTES`."""
+    gc.collect(generation=0)
+    stats = torch.cuda.memory_stats()
+    cached_bytes = stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
+    if cached_bytes >= MIN_RELEASE_BYTES:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""An engine that shares its GPU with a policy rank: it frees the GPU while the policy learns, and reads its memory."""
+"""Engines that share GPU and memory with a policy rank, and engines that receive its weights by broadcast."""
 
 from __future__ import annotations
 
@@ -58,3 +58,19 @@ class ColocatedEngine(RolloutEngine):
         if tag in self._asleep:
             self._llm.wake_up(tags=[tag])
             self._asleep.remove(tag)
+
+
+class DisaggregatedEngine(RolloutEngine):
+    """An engine that never sleeps, and shares no memory with a policy."""
+
+    def _weight_transfer_backend(self) -> str:
+        from rljob_trainer.weight_sync.receive import broadcast_backend
+
+        return broadcast_backend()
+
+    def join_policy(self, host: str, port: int, rank: int, size: int) -> None:
+        """Join the group in which the policy broadcasts its weights, instead of any earlier one.
+
+        `host`, `port`: of the policy's store. `rank`: of this engine in the group of `size`; the policy's is 0.
+        """
+        self._llm.init_weight_transfer_engine({"init_info": {"host": host, "port": port, "rank": rank, "size": size}})

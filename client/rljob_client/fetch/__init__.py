@@ -1,1 +1,0 @@
-"""`rljob fetch`: copies files of a run from the volume of a job in a cluster."""

@@ -1,0 +1,189 @@
+"""The memory plan with which an attempt begins, from the hardware or from the process that starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import PlanChange, RemedyLevel
+from rljob_api.status import Role
+from rljob_client.errors import OutputUnavailable
+from rljob_client.run_directory.durable_files import free_bytes
+from rljob_client.run_directory.ledger import Ledger
+from rljob_memory.plan import first_plan
+from rljob_memory.plan_settings import with_pins
+from rljob_memory.planning.prediction import Disk, copies_in_host_memory, predict
+from rljob_memory.recovery import Constraints, RecoveryState, profile_of
+from rljob_memory.recovery.constraints import policy_growth
+from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
+from rljob_memory.recovery.profile import shares_gpu
+from rljob_memory.sizes import human_bytes
+from rljob_memory.workload import Hardware, ModelShape, workload_of
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.ledger.checkpoint_store import CheckpointStore
+from rljob_trainer.ledger.output_directory import OutputDirectory
+from rljob_trainer.models.checkpoint import ModelDimensions
+from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
+from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime.placement import RoleHosts
+from rljob_trainer.runtime.role_settings import dtype_of
+from rljob_trainer.runtime.run_inputs import ModelInput
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """State and abilities of the process that starts the attempt."""
+
+    attempt: int | None = None
+    """Its number for the attempt; None: the ledger's."""
+
+    plan: MemoryPlan | None = None
+    """The plan from earlier attempts; None: there is none."""
+
+    changes: Sequence[PlanChange] = ()
+    """Plan changes from earlier attempts, oldest first."""
+
+    levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
+    """Levels of plan changes that can be applied without outside help."""
+
+    allocator_environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+    """Environment variables of the CUDA allocator, for roles whose defaults are overridden."""
+
+    @property
+    def by_operator(self) -> bool:
+        """An operator makes the changes that need new containers; otherwise this process does, on one machine."""
+        return "RestartInPlace" not in self.levels
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlan:
+    """The memory plan with which an attempt begins."""
+
+    changes: PlanChanges
+    """The plan, and its changes from now on."""
+
+    constraints: Constraints
+    """On changes of the plan."""
+
+    facts: PlanFacts
+    """The facts that the plan is computed for."""
+
+    shape: ModelShape
+
+    hardware: Hardware
+
+
+def plan_attempt(
+    spec: RLJobSpec,
+    model: ModelInput,
+    hosts: RoleHosts,
+    *,
+    state: RecoveryState,
+    ledger: Ledger,
+    directory: OutputDirectory,
+    supervision: Supervision,
+    display: RunDisplay,
+    listener: RunListener,
+) -> AttemptPlan:
+    """Compute the plan, or take that of earlier attempts, which is computed again on other hardware.
+
+    `state`: at the start of the attempt. Warns if the host's memory or disk may not suffice. Raises `OutputUnavailable`
+    if the disk cannot hold a checkpoint and the model.
+    """
+    hardware, workload = hardware_of(hosts), workload_of(spec)
+    shape = shape_for_plan(model.dimensions, spec, hosts.device, model.adapter_parameters)
+    profile = profile_of(
+        hardware, shape, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
+    )
+    plan = fresh = first_plan(spec.memory, hardware, shape, workload, fused=hosts.layers_compiled)
+    facts = plan_facts(hardware, shape, workload)
+    if state.plan is not None:
+        plan = state.plan
+        if differences := differing_facts(facts_of_plan(ledger, plan), facts):
+            log.info("computing the memory plan again", differences=differences)
+            display.note(f"Computing the memory plan again: {', '.join(differences)}")
+            plan = rederived(plan, state.changes, fresh)
+        plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile))
+    prediction = predict(spec, shape, plan, hosts.device, copies_in_host_memory(spec, shape, plan, hardware))
+    profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
+    needed = spec.policy.replicas * prediction.worker.peak_bytes
+    if needed > hardware.host_memory_bytes:
+        display.warning(
+            f"The job is predicted to need {human_bytes(needed)} of host memory, and has "
+            f"{human_bytes(hardware.host_memory_bytes)}; predicted: {prediction.summary()}"
+        )
+    require_free_disk(spec, prediction.disk, directory, ledger.last_step, display.warning)
+    changes = PlanChanges(ledger, replace(state, plan=plan))
+    listener.memory_profile_found(profile, changes.own)
+    listener.attempt_began(plan, ledger.steps, display.warning)
+    growth = None if supervision.by_operator else policy_growth(spec, "RestartInPlace", room=_room(spec, hosts))
+    constraints = Constraints(spec.memory, spec.recovery, profile, supervision.levels, growth=growth)
+    return AttemptPlan(changes, constraints, facts, shape, hardware)
+
+
+def hardware_of(hosts: RoleHosts) -> Hardware:
+    return Hardware(
+        device=hosts.device,
+        device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
+        engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
+        host_memory_bytes=hosts.machine.host_memory_bytes,
+        torch_version=hosts.torch_version,
+    )
+
+
+def _gpu_bytes(machine: Machine) -> int:
+    return min(machine.gpu_memory_bytes, default=0)
+
+
+def shape_for_plan(
+    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
+) -> ModelShape:
+    """`adapter_parameters`: of low-rank adapters; 0 without."""
+    return ModelShape(
+        parameters=dimensions.parameters,
+        layers=dimensions.layers,
+        hidden=dimensions.hidden,
+        kv_heads=dimensions.kv_heads,
+        head_dim=dimensions.head_dim,
+        vocabulary=dimensions.vocabulary,
+        heads=dimensions.heads,
+        intermediate=dimensions.intermediate,
+        bytes_per_parameter=2 if dtype_of(spec, device) == "bfloat16" else 4,
+        adapter_parameters=adapter_parameters,
+    )
+
+
+def require_free_disk(
+    spec: RLJobSpec, disk: Disk, directory: OutputDirectory, last_step: int, warn: Callable[[str], None]
+) -> None:
+    """Raise `OutputUnavailable` if a checkpoint and the model cannot fit; warn if those that are kept may not.
+
+    `last_step`: the last committed one. Checkpoints that exist count as written.
+    """
+    due = -(-max(spec.algorithm.steps - last_step, 0) // spec.checkpoint.every_steps)
+    kept = CheckpointStore(directory.checkpoints, spec.checkpoint.keep).count()
+    missing, free = max(0, min(due, disk.checkpoints - kept)), free_bytes(directory.path)
+    if free >= disk.model_bytes + missing * disk.checkpoint_bytes:
+        return
+    message = (
+        f"{directory.path} has {human_bytes(free)} of free disk; the model is predicted to need "
+        f"{human_bytes(disk.model_bytes)}, and {missing} more checkpoints {human_bytes(disk.checkpoint_bytes)} each"
+    )
+    if free < disk.model_bytes + min(missing, 1) * disk.checkpoint_bytes:
+        raise OutputUnavailable(f"the disk is full: {message}. Free some space, or give another --output.")
+    warn(f"{message}. Free some space, or lower checkpoint.keep ({spec.checkpoint.keep})")
+
+
+def _room(spec: RLJobSpec, hosts: RoleHosts) -> int | None:
+    """GPUs of this machine that the policy can have; None on a CPU."""
+    if hosts.device == "cpu":
+        return None
+    of_engines = 0 if spec.topology == "Colocated" else hosts.engine_processes
+    return len(hosts.machine.gpu_memory_bytes) - of_engines
