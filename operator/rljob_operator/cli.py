@@ -103,10 +103,6 @@ def _run(settings: OperatorSettings) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # --- Logs ---
 
 
@@ -149,3 +145,7 @@ def set_up_logs(log_format: LogFormat, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("rljob_operator").setLevel(level.upper())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

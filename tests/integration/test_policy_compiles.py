@@ -166,7 +166,7 @@ def test_several_ranks_compile_nothing_in_an_update_after_compiling_ahead(tmp_pa
 
     def compilations(name: str, *, ahead: bool) -> float:
         config = policy_config(
-            model_dir, tmp_path / name, compile_ahead=ahead, loss=ALL_TERMS, updates_per_step=2, memory=ONE_MICRO_BATCH
+            model_dir, tmp_path / name, compile_ahead=ahead, memory=ONE_MICRO_BATCH, updates_per_step=2, **ALL_TERMS
         )
         with policy_processes(2, config, load=False) as policy:
             policy.run(trace_layers)
