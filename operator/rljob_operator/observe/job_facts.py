@@ -27,7 +27,6 @@ from rljob_operator.observe.pod_facts import moment
 
 _MAX_PROBLEM = 1024
 _MAX_OPERATOR = 253 + 1 + 253
-_MAX_MANAGER = 63
 _MAX_ERRORS = 20
 """More do not fit into _MAX_PROBLEM characters. A job can have 60,000 unknown fields, whose texts take 0.1 ms each."""
 _METADATA = frozenset(field.alias or name for name, field in Metadata.model_fields.items()) - {"managedFields"}
@@ -53,8 +52,8 @@ class JobFact:
     finalizers: tuple[str, ...]
     operator: str
     """Installation that reconciles the job, from its annotation; empty if none does yet."""
-    managed_by: str
-    """Controller that `spec.managedBy` names; empty if it names none."""
+    delegated: bool
+    """`spec.managedBy` leaves the job to another controller than RLJob's operator."""
     phase: str
     """Phase as in kubectl get; Pending if there is none yet."""
     placed: bool
@@ -68,17 +67,11 @@ class JobFact:
         """The object as JSON, without managed fields."""
         return unpack(self.packed_text)
 
-    @property
-    def delegated(self) -> bool:
-        """The job is left to another controller than RLJob's operator."""
-        return self.managed_by not in ("", MANAGED_BY_OPERATOR)
-
 
 def job_fact(obj: Object) -> JobFact:
     metadata = {name: value for name, value in obj["metadata"].items() if name in _METADATA}
     phase, scheduled = _phase_and_scheduled(obj.get("status"))
-    managed_by = _managed_by(obj.get("spec"))
-    delegated = managed_by not in ("", MANAGED_BY_OPERATOR)
+    delegated = _is_delegated(obj.get("spec"))
     return JobFact(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -89,7 +82,7 @@ def job_fact(obj: Object) -> JobFact:
         deleting="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
         operator=(metadata.get("annotations") or {}).get(labels.OPERATOR, "")[:_MAX_OPERATOR],
-        managed_by=managed_by,
+        delegated=delegated,
         phase=phase,
         placed=delegated or scheduled or phase in ("Complete", "Failed", "Suspended", "Invalid"),
         runs=not delegated and (scheduled or phase in ("Running", "Recovering")),
@@ -97,10 +90,10 @@ def job_fact(obj: Object) -> JobFact:
     )
 
 
-def _managed_by(spec: Any) -> str:
-    """From a spec of any form: a job that cannot be parsed may be another controller's, too."""
+def _is_delegated(spec: Any) -> bool:
+    """Read from the stored spec, because another controller's job need not be valid here."""
     manager = spec.get("managedBy") if isinstance(spec, dict) else None
-    return manager[:_MAX_MANAGER] if isinstance(manager, str) else ""
+    return isinstance(manager, str) and manager not in ("", MANAGED_BY_OPERATOR)
 
 
 def _phase_and_scheduled(status: Any) -> tuple[str, bool]:

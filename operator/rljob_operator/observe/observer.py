@@ -211,7 +211,7 @@ def _observed_metadata(fact: JobFact) -> ObservedJob:
         finalizers=fact.finalizers,
         resource_version=fact.resource_version,
         operator=fact.operator,
-        managed_by=fact.managed_by,
+        delegated=fact.delegated,
         pods=(),
         step_report=None,
         nodes=(),

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rljob_api.exit_codes import ExitCode
-from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
+from rljob_api.job import RLJob
 from rljob_api.status import RLJobStatus, Role
 from rljob_api.step_report import StepReportStatus
 from rljob_api.termination_message import TerminationMessage
@@ -179,8 +179,8 @@ class ObservedJob:
     """The status as it is stored; empty if there is none. Writes of the status are patches of it."""
     operator: str = ""
     """Installation of the operator that reconciles the job; empty if none does yet."""
-    managed_by: str = ""
-    """Controller that `spec.managedBy` names, even if the spec cannot be parsed; empty if it names none."""
+    delegated: bool = False
+    """`spec.managedBy` leaves the job to another controller, whether or not the spec is valid."""
     problem: str | None = None
     stored_status: RLJobStatus | None = None
     """The status if `job` is None and the status can be parsed."""
@@ -211,11 +211,6 @@ class ObservedJob:
     @property
     def has_finalizer(self) -> bool:
         return FINALIZER in self.finalizers
-
-    @property
-    def delegated(self) -> bool:
-        """The job is left to another controller than RLJob's operator."""
-        return self.managed_by not in ("", MANAGED_BY_OPERATOR)
 
     @property
     def status(self) -> RLJobStatus:

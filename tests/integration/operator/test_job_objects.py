@@ -88,7 +88,7 @@ def test_every_object_of_a_job_is_accepted(api: ApiClient, namespace: str, kubec
     placements = itertools.cycle(["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
     items: dict[tuple[str, str], Object] = {}  # jobs share the objects of the account
     for number, (spec, placement) in enumerate(zip(JOBS, placements, strict=False)):
-        # Suspended, so that the operator of other tests creates none of its objects.
+        # Suspended: an operator that other tests have started creates no objects for it.
         stored = api.create("rljobs", manifests.job(f"job-{number}", **spec, suspend=True), namespace)
         objects = built(stored, placement)
         for item in (*objects.apply, *objects.create, *objects.pods):

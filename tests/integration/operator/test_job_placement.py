@@ -1,4 +1,4 @@
-"""Where the pods of a job run: nodes with GPUs, and Kueue and Volcano, with the CRDs that their projects publish."""
+"""Placement of a job's pods: nodes with GPUs, and Kueue and Volcano with their published CRDs."""
 
 from __future__ import annotations
 

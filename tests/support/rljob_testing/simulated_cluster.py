@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from rljob_api.conditions import ConditionType
-from rljob_api.job import RLJob
+from rljob_api.job import MANAGED_BY_OPERATOR, RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
@@ -86,7 +86,7 @@ class SimulatedCluster:
             deleting=self.deleting,
             finalizers=(FINALIZER,) if self.finalizer else (),
             operator=self.operator,
-            managed_by=self.spec.get("managedBy") or "",
+            delegated=self.spec.get("managedBy") not in (None, MANAGED_BY_OPERATOR),
             pods=tuple(self.pods.values()),
             step_report=self.report,
             nodes=self.nodes,

@@ -40,7 +40,7 @@ def spec(**given: Any) -> RLJobSpec:
 def used(
     plan: MemoryPlan, model: ModelShape = EIGHT_B, work: Workload = WORK, copies: Copies = ROOM_FOR_COPIES
 ) -> dict[str, int]:
-    """What a worker on GPUs has in host memory."""
+    """Predicted host memory of a worker with GPUs."""
     engines = work.engines if work.topology == "Colocated" else 0
     return uses(
         worker_host_memory(model, work, plan, "cuda", ranks=work.policy_ranks, engine_processes=engines, copies=copies)

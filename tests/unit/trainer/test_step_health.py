@@ -35,7 +35,7 @@ def step(number: int, reward: float = 0.5, response: Any = None, **metrics: floa
 
 
 def end_of(steps: Sequence[StepRecord], limit: int = 0, total: int = 60) -> str:
-    """The reason for which a run ends after `steps`; empty if it goes on. `limit`: of steps without learning."""
+    """Reason to end the run after `steps`; empty if it continues. `limit`: steps without learning."""
     try:
         require_learning(steps, max_steps_without_learning=limit, total_steps=total)
     except BadInput as reason:

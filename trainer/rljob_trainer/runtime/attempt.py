@@ -48,9 +48,7 @@ from rljob_trainer.runtime.attempt_plan import Supervision, plan_attempt
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
-from rljob_trainer.runtime.role_settings import (
-    role_settings,
-)
+from rljob_trainer.runtime.role_settings import role_settings
 from rljob_trainer.runtime.run_inputs import checked_prompts, keep_inputs, read_model, read_task, run_inputs, scorer_of
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.reward_source import RewardSource

@@ -1,4 +1,4 @@
-"""Who else changes a plan: the trainer by itself, the user with pins and limits, another machine, a larger policy."""
+"""Plan changes outside the ladder: by the trainer, by pins and limits, on another machine, for a larger policy."""
 
 from __future__ import annotations
 

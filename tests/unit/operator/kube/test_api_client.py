@@ -32,7 +32,7 @@ Request = Callable[[ApiClient], Awaitable[Any]]
 
 
 def sent(request: Request, *answers: Answer, method: str = "GET", **options: Any) -> list[Asked]:
-    """What the API server is asked during `request`. It gives these answers in turn, and echoes further requests."""
+    """The requests that the API server receives. It returns `answers` in order, and then echoes."""
 
     def script(server: ScriptedApiServer) -> None:
         for answer in answers:

@@ -1,4 +1,4 @@
-"""From created pods to running ones: nodes, gangs, refusals, release of half-placed jobs, pods that cannot start."""
+"""Placement of pods: nodes, gangs, refusals, release of partly placed jobs, pods that cannot start."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_controller_gets_time_to_exit_with_its_logs_after_a_failed_job() -> No
 def test_a_controller_that_does_not_exit_by_itself_is_ended() -> None:
     cluster = waiting(memory={"mode": "Disabled"}, recovery={"maxRestarts": 0}).settled(failed=True, wait=30)
     assert cluster.report is not None
-    assert cluster.report.decision == ExitDecision(attempt=1), "it is told to exit"
+    assert cluster.report.decision == ExitDecision(attempt=1), "the controller must exit"
     assert cluster.tick(30).settled().pods[CONTROLLER].deleting
 
 
