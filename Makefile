@@ -129,7 +129,7 @@ CLUSTER := $(BIN)/python -m rljob_cluster
 # One process more than two cores: much of what tests of the operator and of the cluster do is waiting.
 # Durations, and failures that a repetition does not confirm, are kept by commit.
 COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo unversioned)
-PYTEST = $(BIN)/pytest --numprocesses 3 --durations 20 --repeat --results $(CACHE)/tests/$(COMMIT).json
+PYTEST = $(BIN)/pytest --numprocesses 3 --durations 20 --repeat --results=$(CACHE)/tests/$(COMMIT).json
 
 # Kubernetes' programs, built once and kept in the cache: those of the control plane, or all.
 .PHONY: control-plane kubernetes
