@@ -22,10 +22,12 @@ import yaml
 from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
-from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.budget import Setup
+from rljob_memory.hardware import Hardware
+from rljob_memory.plan import first_plan
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
-from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
@@ -204,8 +206,9 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
     directory, lora = resolve_model(spec.model.uri), spec.policy.lora
     in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
     shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)
-    hardware = Hardware("cuda", card_bytes, this_machine().host_memory_bytes, torch_version())
-    plan = first_plan(spec.memory, hardware, shape, workload_of(spec), fused=True)
+    machine = this_machine()
+    hardware = Hardware("cuda", card_bytes, machine.host_memory_bytes, gpu=machine.gpu_name, layers_compiled=True)
+    plan = first_plan(spec.memory, Setup(workload_of(spec), shape, hardware))
     return {
         "kvCache": str(plan.kv_cache_bytes),
         "microBatchTokens": plan.micro_batch_tokens,

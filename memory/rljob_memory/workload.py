@@ -1,66 +1,11 @@
-"""Inputs of a memory plan: the machine, the shape of the model, and the work of a step."""
+"""The work of a step, and the number of processes that share it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from rljob_api.job import RLJobSpec
 from rljob_api.topology import Topology, worker_pods
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The machine of a process."""
-
-    device: Literal["cpu", "cuda"]
-    device_memory_bytes: int
-    """Memory of one GPU of the policy; 0 on a CPU."""
-    host_memory_bytes: int
-    """Host memory that the job may use."""
-    torch_version: str
-    engine_device_memory_bytes: int = 0
-    """Memory of one GPU of the engines, if it differs from the policy's; 0: it does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A decoder-only transformer."""
-
-    parameters: int
-    """All parameters; tied ones count once."""
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    bytes_per_parameter: int
-    """In the forward pass and in the engine: 2 for bfloat16, 4 for float32."""
-    heads: int = 0
-    """Attention heads; 0: unknown."""
-    intermediate: int = 0
-    """Size of the gated MLP; 0: unknown."""
-    adapter_parameters: int = 0
-    """Parameters of low-rank adapters, which are trained instead of `parameters`. 0: there are none."""
-
-    @property
-    def trained_parameters(self) -> int:
-        """Parameters with float32 values, gradients and optimizer state."""
-        return self.adapter_parameters or self.parameters
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Weights beside the trained parameters: all, in the forward pass's dtype, if there are adapters."""
-        return self.weight_bytes if self.adapter_parameters else 0
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.bytes_per_parameter
-
-    @property
-    def largest_parameter_bytes(self) -> int:
-        """The embedding, or the output projection of the same shape."""
-        return self.vocabulary * self.hidden * self.bytes_per_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +35,30 @@ class Workload:
     topology: Topology = "Colocated"
     partial_rollout_prompts: int = 0
     """Prompts that the engines hold beyond those of the step."""
+    policy_pods: int = 1
+    """Pods of the policy, each on a machine of its own in the worst case."""
+    rollout_pods: int = 1
+    """Pods of the engines; with topology Colocated, those of the policy."""
+    kept_checkpoints: int = 2
+    """Checkpoints that are kept (`checkpoint.keep`)."""
+    exports_adapters: bool = False
+    """The trained model is written as adapters alone."""
+    caches_model: bool = False
+    """A model of the hub is cached on the checkpoints' volume."""
+    caches_compiled_code: bool = True
+    """Compiled code is kept on the checkpoints' volume."""
+
+    @property
+    def ranks_per_pod(self) -> int:
+        return -(-self.policy_ranks // self.policy_pods)
+
+    @property
+    def engine_processes_per_pod(self) -> int:
+        return -(-self.engine_processes // self.rollout_pods)
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.topology == "Colocated"
 
     @property
     def engine_processes(self) -> int:
@@ -104,6 +73,11 @@ class Workload:
         """Sequences that an engine holds at the same time, at most."""
         prompts = -(-(self.prompts_per_step + self.partial_rollout_prompts) // self.engines)
         return min(prompts * self.group_size, self.max_concurrent_sequences)
+
+    @property
+    def sequences_of_an_engine(self) -> int:
+        """Sequences that one engine generates in a step."""
+        return -(-self.prompts_per_step // self.engines) * self.group_size
 
     @property
     def sequences_per_rank(self) -> int:
@@ -135,6 +109,12 @@ def workload_of(spec: RLJobSpec) -> Workload:
         quantized_kv_cache=spec.rollout.kv_cache_dtype != "Auto",
         moment_bytes=_MOMENT_BYTES[spec.policy.optimizer.moments],
         topology=spec.topology,
+        policy_pods=pods[0].replicas,
+        rollout_pods=pods[-1].replicas,
+        kept_checkpoints=spec.checkpoint.keep,
+        exports_adapters=spec.policy.lora is not None and spec.policy.lora.export == "Adapter",
+        caches_model=spec.model.uri.startswith("hf://") and spec.model.cache is None,
+        caches_compiled_code=spec.model.cache is None or not spec.model.cache.compiled,
     )
 
 

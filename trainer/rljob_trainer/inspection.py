@@ -20,7 +20,7 @@ from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
 from rljob_client.validation.suspicious_values import Finding, memory_findings
-from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
+from rljob_memory.model_shape import compute_bytes, shape_in_uri, with_adapters
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
 from rljob_trainer.models.consistency import require_trainable, vocabulary_rows

@@ -7,6 +7,7 @@ from typing import Any
 from rljob_api.mounted_files import ModelCache
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
+from rljob_memory.pod_memory import shared_memory_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.predicted_memory import predicted_memory
@@ -67,7 +68,7 @@ def pod_volumes(attempt: JobAttempt, role: Role) -> tuple[list[dict[str, Any]], 
 def _shared_memory_bytes(attempt: JobAttempt, role: Role) -> int:
     """Size of /dev/shm: the installation's, or the prediction if that is larger."""
     prediction = None if role == "controller" else predicted_memory(attempt.spec)
-    predicted_bytes = 0 if prediction is None else prediction.shared_memory_bytes
+    predicted_bytes = 0 if prediction is None else shared_memory_bytes(prediction)
     return max(attempt.settings.shared_memory_bytes, predicted_bytes)
 
 

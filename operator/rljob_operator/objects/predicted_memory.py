@@ -11,26 +11,37 @@ from rljob_api.job import RLJobSpec
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
-from rljob_memory.planning.host_memory import DeviceKind, HostMemory
-from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
-from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
-from rljob_memory.planning.prediction import Prediction, predict_before_plan
+from rljob_memory.budget import Budget
+from rljob_memory.hardware import DeviceKind
+from rljob_memory.model_shape import compute_bytes, shape_in_uri
+from rljob_memory.pod_memory import (
+    limit_bytes,
+    low_limits,
+    memory_limit_in,
+    predicted_budget,
+    request_bytes,
+    resources_in,
+)
 from rljob_operator.objects.pod_layout import WorkerGroup
 
 
-def predicted_memory(spec: RLJobSpec) -> Prediction | None:
+def predicted_memory(spec: RLJobSpec) -> Budget | None:
     """The prediction; None for another trainer, and for a model whose URI does not have its size."""
     if spec.trainer is not None:
         return None
     device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
     shape = shape_in_uri(spec, compute_bytes(spec, device))
-    return None if shape is None else predict_before_plan(spec, shape, device)
+    return None if shape is None else predicted_budget(spec, shape, device)
 
 
 def memory_request(spec: RLJobSpec, group: WorkerGroup) -> str | None:
     """Memory request of a worker whose template has none; None if nothing is predicted."""
-    host = host_memory_of(predicted_memory(spec), group)
-    return None if host is None else byte_quantity(request_bytes(host.peak_bytes))
+    prediction = predicted_memory(spec)
+    return (
+        None
+        if prediction is None
+        else byte_quantity(request_bytes(prediction.peak("host", pod=prediction.pod_of(group.role))))
+    )
 
 
 def low_memory_limit(spec: RLJobSpec) -> str | None:
@@ -47,22 +58,15 @@ def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
     prediction = None if role == "controller" else predicted_memory(spec)
     if prediction is None:
         return None
-    template, host = spec.policy.template, prediction.worker
-    if role == "rollout" and prediction.rollout is not None:
-        template, host = spec.rollout.template or PodTemplate(), prediction.rollout
+    template, pod = spec.policy.template, prediction.pod_of(role)
+    if pod == "rollout":
+        template = spec.rollout.template or PodTemplate()
     resources = resources_in(template)
     limits, requests = resources.get("limits"), resources.get("requests")
     if isinstance(limits, Mapping) and "memory" in limits:
         return None
     requested = requests.get("memory") if isinstance(requests, Mapping) else None
     try:
-        return limit_bytes(host.peak_bytes, quantity_bytes(requested) if requested else 0)
+        return limit_bytes(prediction.peak("host", pod=pod), quantity_bytes(requested) if requested else 0)
     except ValueError:
         return None  # a quantity that only the API server understands, such as 4e9
-
-
-def host_memory_of(prediction: Prediction | None, group: WorkerGroup) -> HostMemory | None:
-    """The part of the prediction for one pod of `group`."""
-    if prediction is None:
-        return None
-    return prediction.rollout if group.role == "rollout" else prediction.worker

@@ -14,7 +14,7 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.metadata import API_VERSION, GROUP, checkpoint_claim_name
 from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
-from rljob_memory.planning.limits import claim_bytes
+from rljob_memory.pod_memory import claim_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, shared_metadata
 from rljob_operator.objects.predicted_memory import predicted_memory
@@ -91,7 +91,7 @@ def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
 
 def _predicted_claim_bytes(attempt: JobAttempt) -> int:
     prediction, default = predicted_memory(attempt.spec), attempt.settings.checkpoint_claim_bytes
-    return default if prediction is None else claim_bytes(prediction.disk.total_bytes, default)
+    return default if prediction is None else claim_bytes(prediction.peak("disk"), default)
 
 
 def _claim_metadata(attempt: JobAttempt) -> dict[str, Any]:

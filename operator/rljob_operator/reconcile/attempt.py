@@ -242,7 +242,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_profile)
+    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_facts)
     last = draft.attempt
     retried = last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT
     number = _next_number(view, draft)

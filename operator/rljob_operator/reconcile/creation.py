@@ -125,7 +125,7 @@ def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     if (
         not can_restart_in_place(view)
         or _needs_new_pods(view)
-        or plan_of_next_attempt(view.job.spec, plan, view.memory_profile) != plan
+        or plan_of_next_attempt(view.job.spec, plan, view.memory_facts) != plan
     ):
         return None
     objects = build(view, view.attempt.number + 1)

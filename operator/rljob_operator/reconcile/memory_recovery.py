@@ -11,6 +11,7 @@ from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase,
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import OutOfMemoryStatus, Role
 from rljob_api.step_report import Evidence
+from rljob_memory.budget import setup_of
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_memory.recovery.constraints import policy_growth
@@ -63,7 +64,7 @@ def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
     return Constraints(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
-        profile=view.memory_profile,
+        setup=setup_of(view.spec, view.memory_facts),
         levels=_REPLACED | {"RestartInPlace"} if can_restart_in_place(view) else _REPLACED,
         supported_settings=None if trainer is None else trainer.changeable_settings,
         without_gpus=trainer is not None and view.spec.policy.gpus_per_replica == 0,

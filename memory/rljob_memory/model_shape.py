@@ -1,4 +1,4 @@
-"""Shape of a model from its URI alone: exact for random weights, else from the size in its name. Pure.
+"""The shape of a model, also from its URI alone: exact for random weights, else from the size in its name. Pure.
 
 Host memory and disk depend on little more than the number of parameters, so the shape of a similar model is close
 enough.
@@ -7,20 +7,64 @@ enough.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from rljob_api.job import RLJobSpec
 from rljob_api.model import RandomModel
-from rljob_memory.workload import ModelShape
+from rljob_memory.hardware import DeviceKind
 
 _SIZE = re.compile(r"(?:^|[-_/. ])(\d{1,4}(?:\.\d{1,3})?)([BbMm])(?=$|[-_/.:@ ])")
 _UNITS = {"b": 10**9, "m": 10**6}
 _VOCABULARY = 151_936
 _LARGEST_SIZE = 10**7
 """Of a hidden size or a number of layers: a larger one is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder-only transformer."""
+
+    parameters: int
+    """All parameters; tied ones count once."""
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    bytes_per_parameter: int
+    """In the forward pass and in the engine: 2 for bfloat16, 4 for float32."""
+    heads: int = 0
+    """Attention heads; 0: unknown."""
+    intermediate: int = 0
+    """Size of the gated MLP; 0: unknown."""
+    adapter_parameters: int = 0
+    """Parameters of low-rank adapters, which are trained instead of `parameters`. 0: there are none."""
+
+    @property
+    def trained_parameters(self) -> int:
+        """Parameters with float32 values, gradients and optimizer state."""
+        return self.adapter_parameters or self.parameters
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Weights beside the trained parameters: all, in the forward pass's dtype, if there are adapters."""
+        return self.weight_bytes if self.adapter_parameters else 0
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.bytes_per_parameter
+
+    @property
+    def largest_parameter_bytes(self) -> int:
+        """The embedding, or the output projection of the same shape."""
+        return self.vocabulary * self.hidden * self.bytes_per_parameter
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers in the queries of one token."""
+        return self.heads * self.head_dim or self.hidden
 
 
 def shape_in_uri(spec: RLJobSpec, bytes_per_parameter: int) -> ModelShape | None:
@@ -37,7 +81,7 @@ def shape_in_uri(spec: RLJobSpec, bytes_per_parameter: int) -> ModelShape | None
     return with_adapters(shape, spec.policy.lora.rank)
 
 
-def compute_bytes(spec: RLJobSpec, device: Literal["cpu", "cuda"]) -> int:
+def compute_bytes(spec: RLJobSpec, device: DeviceKind) -> int:
     """Bytes per parameter in the forward pass and in the engine."""
     auto = "bfloat16" if device == "cuda" else "float32"
     return 2 if (auto if spec.model.dtype == "Auto" else spec.model.dtype) == "bfloat16" else 4

@@ -1,0 +1,132 @@
+"""Time of the phases of the longest step: a rough model, whose rates are fitted to measurements.
+
+Within 15 % of the recorded jobs on H100s and H200s, from 0.6B on one GPU to 32B on four
+(tests/unit/memory/test_predicted_seconds.py).
+"""
+
+from __future__ import annotations
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget.gpu import (
+    PolicyState,
+    engine_sleeps,
+    engine_weight_bytes,
+    filled_tokens,
+    kv_bytes_per_token,
+    sequences_in,
+)
+from rljob_memory.budget.host import Copies
+from rljob_memory.budget.lines import Phase
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.workload import Workload
+
+_ARITHMETIC_SHARE, _HALF_HIDDEN = 0.84, 2048
+"""Share of a GPU's peak that an update of a wide model reaches; half of it at this hidden size."""
+
+_MEMORY_SHARE, _LINK_SHARE, _PCIE_SHARE = 0.8, 0.8, 0.625
+"""Shares of the peak rates: of memory in decoding, of the links in FSDP2's collectives, and of PCIe in both directions
+at once (40 GB/s each way, H200)."""
+
+_NETWORK_RATE = 40e9
+"""Bytes per second between machines: a network of 400 Gbit/s. Assumed."""
+
+_DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 31e-6, 1e-3
+"""Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
+
+_ALL_REDUCE_SECONDS = 45e-6
+"""One small all-reduce of NCCL between the GPUs of an engine; there are two in each layer."""
+
+_PREFILL_SHARE = 0.4
+_MICRO_BATCH_SECONDS = 0.02
+"""Kernel launches and Python of a micro-batch, apart from its arithmetic."""
+_GRADIENT_PASSES = 3
+"""Times that a micro-batch reads or writes the sum of gradients."""
+
+_SYNC_SECONDS, _SYNC_RATE = 0.25, 28e9
+"""Of a weight sync: always, and bytes of weights per second."""
+
+_FILE_RATE = 5e9
+"""Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""
+
+
+def seconds_by_phase(
+    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
+) -> dict[Phase, float]:
+    """Seconds of each phase if every sequence has the maximum length."""
+    rollout = _rollout_seconds(work, model, hardware, plan)
+    if plan.policy_offload and engine_sleeps(work, plan):
+        rollout += _weight_copy_seconds(work, model, hardware, plan, copies)
+    return {
+        "rollout": rollout,
+        "update": _update_seconds(work, model, hardware, plan),
+        "sync": _SYNC_SECONDS + engine_weight_bytes(work, model) / _SYNC_RATE,
+    }
+
+
+def _rollout_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> float:
+    """Decoding is bound by memory, by arithmetic with many sequences, or by the host with small models."""
+    gpu = hardware.gpu_type
+    at_once = sequences_in(work, model, plan.kv_cache_bytes)
+    context = work.max_prompt_tokens + work.max_response_tokens / 2
+    read = engine_weight_bytes(work, model) + at_once * context * kv_bytes_per_token(work, model)
+    passes = 2 * model.parameters / work.tensor_parallel_size
+    on_gpu = max(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / gpu.bfloat16_flops / _PREFILL_SHARE)
+    if work.tensor_parallel_size > 1:
+        on_gpu += 2 * model.layers * _ALL_REDUCE_SECONDS
+    on_host = _DECODE_STEP_SECONDS + at_once * _DECODE_SEQUENCE_SECONDS
+    waves = -(-work.sequences_of_an_engine // at_once)
+    prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens
+    prefill = prompts * passes / gpu.bfloat16_flops / _PREFILL_SHARE
+    return waves * work.max_response_tokens * (max(on_gpu, on_host) + _DECODE_ALWAYS_SECONDS) + prefill
+
+
+def _update_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> float:
+    gpu, state = hardware.gpu_type, PolicyState(work, model)
+    tokens = work.sequences_per_rank * work.max_sequence_tokens
+    in_a_micro_batch = filled_tokens(work, plan) // work.max_sequence_tokens
+    micro_batches = -(-work.sequences_per_rank // in_a_micro_batch)
+    share = _ARITHMETIC_SHARE * model.hidden / (model.hidden + _HALF_HIDDEN)
+    arithmetic = tokens * flops_per_token(work, model, plan) / gpu.bfloat16_flops / share
+    each = _MICRO_BATCH_SECONDS + _GRADIENT_PASSES * state.gradients / gpu.memory_rate
+    each += _collective_bytes(work, model) / _link_rate(work, hardware)
+    stream_rate = gpu.pcie_rate * _PCIE_SHARE
+    step = 2 * state.changed / gpu.memory_rate
+    if plan.optimizer_offload:
+        step += state.optimizer / stream_rate
+        # FSDP2 overlaps no copy of the reference on a single GPU, where it gathers nothing; on several it may.
+        each += state.reference / stream_rate
+    return arithmetic + micro_batches * each + step
+
+
+def flops_per_token(work: Workload, model: ModelShape, plan: MemoryPlan) -> float:
+    """Operations of an update for one token: two for each parameter in a forward pass and four in a backward pass, two
+    of which frozen weights do not need; and causal attention over half of a sequence."""
+    attention = 2 * model.layers * model.attention_width * work.max_sequence_tokens
+    forward = 2 * model.parameters + attention
+    backward = 2 * forward
+    if model.adapter_parameters:
+        backward -= 2 * (model.parameters - model.adapter_parameters)
+    extra = forward if plan.activation_checkpointing else 0
+    reference = forward if work.reference_model else 0
+    return forward + backward + extra + reference
+
+
+def _collective_bytes(work: Workload, model: ModelShape) -> float:
+    """Bytes that FSDP2 moves for a rank and micro-batch: weights, gathered twice, and float32 gradients, reduced."""
+    others = (work.policy_ranks - 1) / work.policy_ranks
+    return others * (2 * model.weight_bytes + 4 * model.trained_parameters)
+
+
+def _link_rate(work: Workload, hardware: Hardware) -> float:
+    return _NETWORK_RATE if work.policy_pods > 1 else hardware.gpu_type.link_rate * _LINK_SHARE
+
+
+def _weight_copy_seconds(
+    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
+) -> float:
+    """Time that `policyOffload` adds. Trained weights move both ways; the others only back to the GPU, from their copy
+    in host memory or from the model's files."""
+    state, rate = PolicyState(work, model), hardware.gpu_type.pcie_rate * _PCIE_SHARE
+    others = state.offloaded_weights(plan) - state.weights
+    return 2 * state.weights / rate + others / (rate if copies.frozen else _FILE_RATE)
