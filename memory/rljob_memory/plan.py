@@ -81,10 +81,13 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
     sleep = pinned.get("rollout_sleep", "Level2" if shares_gpu else "Disabled")
     for switches in _switches(setup, pinned, engine_sleeps=sleep != "Disabled"):
         plan = _plan(setup, pinned, {**switches, "rollout_sleep": sleep})
-        is_away = plan.optimizer_offload or plan.policy_offload
-        if is_away and not pinned.keys() >= {"optimizer_offload", "policy_offload"} and not _host_holds(setup, plan):
+        chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}
+        moves = chosen & {"optimizer_offload", "policy_offload"}
+        if moves and not host_holds(setup.work, setup.model, setup.hardware, plan):
             continue
         predicted = setup.budget(plan)
+        if "policy_offload" in chosen and predicted.total("gpu", "sync") > setup.usable_bytes("sync"):
+            continue  # in a sync, the weights of policy and engine have to fit together
         yield Choice(plan, predicted, setup.missing_bytes(predicted))
 
 
@@ -99,10 +102,6 @@ def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -
     values = [[pinned[name]] if name in pinned else possible[name] for name in _SWITCHES]
     for combination in product(*values):
         yield dict(zip(_SWITCHES, combination, strict=True))
-
-
-def _host_holds(setup: Setup, plan: MemoryPlan) -> bool:
-    return host_holds(setup.work, setup.model, setup.hardware, plan)
 
 
 def _plan(setup: Setup, pinned: dict[str, Any], switches: dict[str, Any]) -> MemoryPlan:
@@ -137,9 +136,10 @@ def _kv_cache_bytes(setup: Setup, plan: MemoryPlan) -> int:
         room = int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // work.engine_processes
     else:
         pod: Literal["policy", "rollout"] = "policy" if work.is_colocated else "rollout"
-        room = setup.usable_bytes("rollout", pod) - setup.budget(plan).total("gpu", "rollout", pod=pod) + plan.kv_cache_bytes
+        beside = setup.budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
+        room = setup.usable_bytes("rollout", pod) - beside
     needed = kv_bytes(work, setup.model, work.sequences_per_engine)
-    return max(_whole_mib(min(needed, room)), smallest_kv_cache_bytes(setup.work, setup.model))
+    return max(min(_whole_mib(needed), room // MIB * MIB), smallest_kv_cache_bytes(work, setup.model))
 
 
 def _room_for_activations(setup: Setup, plan: MemoryPlan) -> int:

@@ -47,7 +47,7 @@ _REDUCED_NUMBER_BYTES = 12
 """Of each gradient of a layer while several ranks reduce it: at most 2 bytes in the weights' dtype, 2 of this rank's
 float32 shard, 4 of the float32 input of the reduction, and 4 of that of the layer before, which may still run."""
 
-_STREAMING_BYTES = int(1.5 * GIB)
+STREAMING_BYTES = int(1.5 * GIB)
 """An optimizer step whose state passes through the GPU, or is in 8 bits: three buckets of the state, and the masters of
 one."""
 
@@ -131,7 +131,8 @@ def _state_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterato
         return Line("policy", use, "gpu", size, phases, reason, is_in_torch=is_in_torch)
 
     state = PolicyState(work, model)
-    awake = ALWAYS - {"rollout"} if plan.policy_offload and engine_sleeps(work, plan) else ALWAYS
+    makes_room = plan.policy_offload and engine_sleeps(work, plan)
+    awake = ALWAYS - {"start", "rollout"} if makes_room else ALWAYS
     yield line("context", _CONTEXT_BYTES, "CUDA context and workspaces", is_in_torch=False)
     if work.policy_ranks > 1:
         yield line("NCCL", _NCCL_BYTES, f"a group of {work.policy_ranks} ranks", is_in_torch=False)
@@ -158,7 +159,7 @@ def _update_lines(work: Workload, model: ModelShape, hardware: Hardware, plan: M
     yield line("activations", tokens * each, f"{tokens:,} tokens × {each:,} bytes, {kind}")
     yield line("logits", logits_bytes(model, chunk, compiled=compiled), f"{chunk:,} tokens × {model.vocabulary:,}")
     if plan.optimizer_offload or work.moment_bytes < _BFLOAT16_BYTES:
-        yield line("streamed state", _STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
+        yield line("streamed state", STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
     bucket = 2 * max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
     yield line("sync buckets", bucket, "gathered, and packed", "sync")
     if model.adapter_parameters:

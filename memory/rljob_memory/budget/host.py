@@ -71,8 +71,8 @@ _COMPILED_BYTES = GIB
 """Code that torch, Triton and vLLM compile for one model, and a copy while it is replaced: assumed. On a CPU,
 forward and backward of one small layer take 0.6 MB, but the trainer compiles nothing there."""
 
-USABLE_HOST_SHARE = 0.9
-"""Share of the host's memory that is planned with."""
+USABLE_HOST_SHARE = 0.95
+"""Share of the host's memory that is planned with: the budget of host memory is an upper bound."""
 
 _SNAPSHOT_SHARE = 0.5
 """Share of the host's memory for snapshots, with the copy of a checkpoint."""
@@ -110,14 +110,19 @@ def copies_with_room(work: Workload, model: ModelShape, hardware: Hardware, plan
 def host_holds(
     work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies | None = None
 ) -> bool:
-    """True if the host has room for the policy's pods, with `copies`, or else with the least of them."""
-    least = Copies(snapshot=False, checkpoint=False, frozen=False)
+    """True if the host has room for the policy's pods with `copies`.
+
+    Without `copies`, the question is whether the plan itself has room: with the least copies, and with the export of
+    the model, which every plan needs, only beside an optimizer's state.
+    """
+    phases = ALWAYS if copies or plan.optimizer_offload else ALWAYS - {"export"}
+    copies = copies or Copies(snapshot=False, checkpoint=False, frozen=False)
     lines = [
         line
-        for line in _worker_lines(work, model, hardware, plan, copies or least)
+        for line in _worker_lines(work, model, hardware, plan, copies)
         if line.place == "host" and line.pod == "policy"
     ]
-    peak = max(sum(line.bytes for line in lines if phase in line.phases) for phase in ALWAYS)
+    peak = max(sum(line.bytes for line in lines if phase in line.phases) for phase in phases)
     return peak * work.policy_pods <= hardware.host_memory_bytes * USABLE_HOST_SHARE
 
 

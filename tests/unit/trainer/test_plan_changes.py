@@ -150,13 +150,13 @@ def test_a_changed_plan_is_computed_again_on_another_machine_only(
 ) -> None:
     monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
     with Ledger(tmp_path / "other.jsonl") as other:
-        small, _ = begin(other, 24)
+        small, _ = begin(other, 16)
     first, _ = begin(ledger, 140)
     changed = first.model_copy(update={"generation": 2, "micro_batch_tokens": first.micro_batch_tokens // 2})
     ledger.record(PlanChangeRecord(change=plan_change(2), plan=changed))
     assert begin(ledger, 140) == (changed, [])
-    moved, shown = begin(ledger, 24)
-    assert shown == ["Computing the memory plan again: device_memory_bytes 140Gi, now 24Gi"]
+    moved, shown = begin(ledger, 16)
+    assert shown == ["Computing the memory plan again: device_memory_bytes 140Gi, now 16Gi"]
     assert moved.kv_cache_bytes == small.kv_cache_bytes < changed.kv_cache_bytes
     assert moved.generation == 3
 

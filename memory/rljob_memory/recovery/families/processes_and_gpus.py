@@ -97,7 +97,8 @@ _NOT_OF_THE_POLICY = frozenset(
 
 
 def _policy_gpus(case: Case) -> Change | None:
-    """The next larger policy. Expected: the memory that a rank needs less in an update."""
+    """The next larger policy. Expected: the part of weights, gradients and moments
+    that leaves a rank, less the buffers of a larger group."""
     growth = _growth_that_helps(case)
     if growth is None or not growth.larger or not _has_room(growth):
         return None
@@ -123,7 +124,7 @@ def _freed_bytes(case: Case, before: int, after: int) -> int | None:
         return None
     place: Place = "gpu" if case.on_gpu else "host"
     sizes = [case.setup.with_work(policy_ranks=ranks).budget(case.plan) for ranks in (before, after)]
-    now, then = (size.total(place, "update") for size in sizes)
+    now, then = (size.total(place, "optimizer") for size in sizes)
     return max(now - then, 0)
 
 
