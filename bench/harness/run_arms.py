@@ -24,6 +24,7 @@ from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
 from rljob_memory.budget import Setup
 from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
@@ -31,7 +32,6 @@ from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
@@ -205,7 +205,7 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
     spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
     directory, lora = resolve_model(spec.model.uri), spec.policy.lora
     in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
-    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)
+    shape = model_dimensions(directory).shape(compute_bytes(spec, "cuda"), in_adapters)
     machine = this_machine()
     hardware = Hardware("cuda", card_bytes, machine.host_memory_bytes, gpu=machine.gpu_name, layers_compiled=True)
     plan = first_plan(spec.memory, Setup(workload_of(spec), shape, hardware))

@@ -29,12 +29,12 @@ from rljob_api.status import Role
 from rljob_memory.budget import Copies, Owner, budget
 from rljob_memory.budget.host import checkpoint_bytes, controller_host_memory
 from rljob_memory.hardware import ASSUMED
+from rljob_memory.model_shape import compute_bytes
 from rljob_memory.workload import workload_of
 from rljob_testing.repository import EXAMPLES
 from rljob_testing.runs import Run, rljob_run
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 _JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits.yaml", {"algorithm": {"steps": 10}, "checkpoint": {"everySteps": 5}}),
@@ -94,7 +94,7 @@ def _measured(directory: Path, example: str, changes: dict[str, Any]) -> dict[st
 
 def _predicted(manifest: Path, run: Run) -> dict[str, Any]:
     spec = load_manifest(manifest).spec
-    shape = shape_for_plan(model_dimensions(resolve_model(spec.model.uri)), spec, "cpu")
+    shape = model_dimensions(resolve_model(spec.model.uri)).shape(compute_bytes(spec, "cpu"))
     plan = MemoryPlan.model_validate(run.attempts[-1]["plan"])
     work = workload_of(spec)
     predicted = budget(work, shape, ASSUMED["cpu"], plan, Copies())

@@ -51,6 +51,46 @@ def validate(
     raise typer.Exit(Validation(schema_only, strict).check(manifests))
 
 
+@app.command(
+    epilog=examples("rljob plan job.yaml", "rljob plan job.yaml --gpu a100-40 --gpus 4", "rljob plan job.yaml --json")
+)
+def plan(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="RLJob manifest.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE|SIZE",
+            help="Type of GPU, such as h200 or a100-40, or memory of one, such as 80Gi. "
+            "Default: that of this machine, else h100.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="GPUs of the policy. Default: those of the manifest.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory of all machines, such as 1Ti. Default: that of this machine if it has GPUs, "
+            "else 256Gi for each GPU.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.")] = False,
+) -> None:
+    """Predict whether a job fits its GPUs and its host, what each phase needs, and how long a step takes. Starts
+    nothing.
+
+    \b
+    Exit codes:
+      0    the job fits
+      1    it does not fit
+      2    invalid manifest, options or model
+    """
+    from rljob_client.plan_command import PlanOptions, run_plan
+
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, as_json)))
+
+
 @app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))
 def plot(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],

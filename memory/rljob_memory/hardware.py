@@ -91,13 +91,14 @@ class Hardware:
         """The type by the GPU's name, else the one whose memory is closest."""
         if self.device == "cpu":
             return CPU
-        name = self.gpu if self.gpu in GPU_TYPES else _name_of(self.gpu)
+        name = self.gpu if self.gpu in GPU_TYPES else type_of_product(self.gpu)
         if name is not None:
             return GPU_TYPES[name]
         return min(GPU_TYPES.values(), key=lambda each: abs(each.memory_bytes - self.device_memory_bytes))
 
 
-def _name_of(product: str) -> str | None:
+def type_of_product(product: str) -> str | None:
+    """Name of the type of GPU with this product name, such as `NVIDIA H100 80GB HBM3`; None if it is unknown."""
     comparable = product.replace("-", " ")
     return next((name for part, name in _PRODUCT_NAMES.items() if part.replace("-", " ") in comparable), None)
 

@@ -112,6 +112,13 @@ def typical_shape(parameters: int, bytes_per_parameter: int) -> ModelShape:
     )
 
 
+def dense_parameters(shape: ModelShape, *, tied: bool) -> int:
+    """Parameters of a Llama of this shape. `tied`: the output layer shares its weight with the embedding."""
+    attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
+    return shape.layers * layer + (1 if tied else 2) * shape.vocabulary * shape.hidden + shape.hidden
+
+
 def with_adapters(shape: ModelShape, rank: int) -> ModelShape:
     """`shape` with low-rank adapters on all linear layers: about 2 × rank ÷ hidden of the parameters."""
     return replace(shape, adapter_parameters=2 * rank * shape.parameters // max(shape.hidden, 1))
@@ -126,9 +133,8 @@ def _random_shape(location: str, bytes_per_parameter: int) -> ModelShape | None:
     sizes = (hidden, model.layers, heads, kv_heads, model.head_dim, model.vocabulary, intermediate)
     if max(sizes) > _LARGEST_SIZE:
         return None
-    layer_parameters = hidden * model.head_dim * 2 * (heads + kv_heads) + 3 * hidden * intermediate + 2 * hidden
-    return ModelShape(
-        parameters=model.layers * layer_parameters + (1 if model.tied else 2) * model.vocabulary * hidden + hidden,
+    shape = ModelShape(
+        parameters=0,
         layers=model.layers,
         hidden=hidden,
         kv_heads=kv_heads,
@@ -138,3 +144,4 @@ def _random_shape(location: str, bytes_per_parameter: int) -> ModelShape | None:
         heads=heads,
         intermediate=intermediate,
     )
+    return replace(shape, parameters=dense_parameters(shape, tied=model.tied))

@@ -39,7 +39,7 @@ _LOGIT_BYTES = 4
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
 """Between syncs this keeps no buffer; bench/programs/memory_settings.py measures both."""
 
-_SWITCHES = ("optimizer_offload", "policy_offload", "activation_checkpointing")
+SWITCHES = ("optimizer_offload", "policy_offload", "activation_checkpointing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Choice:
     def price(self) -> tuple[int, float]:
         """The smaller, the better: first the memory that is missing, then the seconds of a step. A switch has to be
         clearly faster than no switch."""
-        switched = sum(bool(getattr(self.plan, name)) for name in _SWITCHES)
+        switched = sum(bool(getattr(self.plan, name)) for name in SWITCHES)
         return self.missing_bytes, self.budget.seconds() * (1 / _CLEARLY_FASTER) ** switched
 
 
@@ -99,9 +99,9 @@ def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -
         "policy_offload": [False, True] if engine_sleeps else [False],
         "activation_checkpointing": [False, True],
     }
-    values = [[pinned[name]] if name in pinned else possible[name] for name in _SWITCHES]
+    values = [[pinned[name]] if name in pinned else possible[name] for name in SWITCHES]
     for combination in product(*values):
-        yield dict(zip(_SWITCHES, combination, strict=True))
+        yield dict(zip(SWITCHES, combination, strict=True))
 
 
 def _plan(setup: Setup, pinned: dict[str, Any], switches: dict[str, Any]) -> MemoryPlan:

@@ -35,7 +35,7 @@ class Line:
     """The formula or the setting that the size follows from."""
     pod: Pod = "policy"
     is_in_torch: bool = True
-    """On a GPU: counted by the policy's allocator, unlike contexts and engines."""
+    """On a GPU: counted by the allocator of its owner's torch, unlike contexts and NCCL's buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,18 @@ class Budget:
             self.seconds_by_phase,
         )
 
-    def total(self, place: Place, phase: Phase, *, pod: Pod = "policy", only_torch: bool = False) -> int:
+    def total(self, place: Place, phase: Phase, *, pod: Pod = "policy") -> int:
         """Bytes in a phase."""
+        return sum(
+            line.bytes for line in self.lines if line.place == place and line.pod == pod and phase in line.phases
+        )
+
+    def in_torch(self, owner: Owner, phase: Phase) -> int:
+        """Bytes of one GPU that the torch of a rank, or of an engine, holds in a phase."""
         return sum(
             line.bytes
             for line in self.lines
-            if line.place == place and line.pod == pod and phase in line.phases and (line.is_in_torch or not only_torch)
+            if line.place == "gpu" and line.owner == owner and phase in line.phases and line.is_in_torch
         )
 
     def peak(self, place: Place, phase: Phase | None = None, *, pod: Pod = "policy") -> int:

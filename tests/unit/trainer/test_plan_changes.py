@@ -13,6 +13,7 @@ from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import MemoryPressure
+from rljob_client.model_dimensions import ModelDimensions
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, plan_change_records
 from rljob_memory.recovery import Changed, RecoveryState
@@ -20,7 +21,6 @@ from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_trainer.hardware import Machine
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan, state_at_start
 from rljob_trainer.run_listener import RunListener

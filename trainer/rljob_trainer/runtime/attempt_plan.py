@@ -12,11 +12,12 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_client.errors import OutputUnavailable
+from rljob_client.plan_command import seconds_line
 from rljob_client.run_directory.durable_files import free_bytes
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.budget import Setup, facts_of, host
+from rljob_memory.budget import Budget, Setup, facts_of, host
 from rljob_memory.hardware import Hardware
-from rljob_memory.model_shape import ModelShape
+from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import with_pins
 from rljob_memory.pod_memory import summary
@@ -26,14 +27,12 @@ from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan
 from rljob_memory.sizes import human_bytes
 from rljob_memory.workload import workload_of
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.hardware import Machine
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import dtype_of
 from rljob_trainer.runtime.run_inputs import ModelInput
 
 log = structlog.get_logger()
@@ -98,7 +97,7 @@ def plan_attempt(
     `state`: at the start of the attempt. Warns if the host's memory or disk may not suffice. Raises `OutputUnavailable`
     if the disk cannot hold a checkpoint and the model.
     """
-    shape = shape_for_plan(model.dimensions, spec, hosts.device, model.adapter_parameters)
+    shape = model.dimensions.shape(compute_bytes(spec, hosts.device), model.adapter_parameters)
     setup = Setup(workload_of(spec), shape, hardware_of(hosts))
     plan = fresh = first_plan(spec.memory, setup)
     facts = plan_facts(setup)
@@ -111,6 +110,8 @@ def plan_attempt(
         shares_gpu = hosts.device == "cuda" and setup.work.is_colocated
         plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu)
     predicted, available = setup.budget(plan), setup.hardware.host_memory_bytes
+    if hosts.device == "cuda":
+        _announce(setup, predicted, display)
     needed = setup.work.policy_pods * predicted.peak("host")
     if needed > available:
         display.warning(
@@ -127,6 +128,18 @@ def plan_attempt(
     return AttemptPlan(changes, constraints, facts, setup)
 
 
+def _announce(setup: Setup, predicted: Budget, display: RunDisplay) -> None:
+    """Print what the budget predicts, in two lines, and warn if the job does not fit."""
+    peaks = ", ".join(f"{phase} {human_bytes(predicted.peak('gpu', phase))}" for phase in predicted.seconds_by_phase)
+    display.note(f"predicted for a GPU of {human_bytes(setup.hardware.device_memory_bytes)}: {peaks}")
+    display.note(seconds_line(predicted))
+    if (missing := setup.missing_bytes(predicted)) > 0:
+        display.warning(
+            f"The job is predicted to need {human_bytes(missing)} more GPU memory than is planned with; "
+            "`rljob plan` lists what would fit"
+        )
+
+
 def hardware_of(hosts: RoleHosts) -> Hardware:
     return Hardware(
         device=hosts.device,
@@ -141,24 +154,6 @@ def hardware_of(hosts: RoleHosts) -> Hardware:
 
 def _gpu_bytes(machine: Machine) -> int:
     return min(machine.gpu_memory_bytes, default=0)
-
-
-def shape_for_plan(
-    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
-) -> ModelShape:
-    """`adapter_parameters`: of low-rank adapters; 0 without."""
-    return ModelShape(
-        parameters=dimensions.parameters,
-        layers=dimensions.layers,
-        hidden=dimensions.hidden,
-        kv_heads=dimensions.kv_heads,
-        head_dim=dimensions.head_dim,
-        vocabulary=dimensions.vocabulary,
-        heads=dimensions.heads,
-        intermediate=dimensions.intermediate,
-        bytes_per_parameter=2 if dtype_of(spec, device) == "bfloat16" else 4,
-        adapter_parameters=adapter_parameters,
-    )
 
 
 def require_free_disk(

@@ -130,7 +130,7 @@ def _seen_at_most(case: Case, **after: int) -> int | None:
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
     if allocated is None or requested is None or not case.on_gpu:
         return saved
-    needed = case.setup.budget(case.plan.model_copy(update=after)).total("gpu", "update", only_torch=True)
+    needed = case.setup.budget(case.plan.model_copy(update=after)).in_torch("policy", "update")
     return min(saved, max(allocated + requested - needed, requested // 2))
 
 
