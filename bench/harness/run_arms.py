@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -121,9 +121,17 @@ def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
     return path
 
 
-def run_steps(command: list[str], output: Path, steps: int, environment: Mapping[str, str], *, to_the_end: bool) -> int:
-    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code."""
-    job = subprocess.Popen(command, start_new_session=True, env=environment)
+def run_steps(
+    command: list[str],
+    output: Path,
+    steps: int,
+    environment: Mapping[str, str],
+    *,
+    to_the_end: bool,
+    log: IO[str] | None = None,
+) -> int:
+    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code. `log`: for what it prints."""
+    job = subprocess.Popen(command, start_new_session=True, env=environment, stdout=log, stderr=log)
     try:
         while job.poll() is None:
             if not to_the_end and sum(line["kind"] == "step" for line in ledger_of(output)) >= steps:
@@ -224,6 +232,7 @@ _COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
 SHAPES = {
     "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
+    "1.7b": f"hidden=2048&intermediate=6144&layers=28&heads=16&tied=true&{_COMMON}",
     "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",
