@@ -1,4 +1,4 @@
-"""The commands `rljob validate`, `plan`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
+"""The commands `validate`, `plan`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
 
 from __future__ import annotations
 

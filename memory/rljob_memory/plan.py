@@ -136,7 +136,7 @@ def _kv_cache_bytes(setup: Setup, plan: MemoryPlan) -> int:
         room = int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // work.engine_processes
     else:
         pod: Literal["policy", "rollout"] = "policy" if work.is_colocated else "rollout"
-        beside = setup.budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
+        beside = setup.gpu_budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
         room = setup.usable_bytes("rollout", pod) - beside
     needed = kv_bytes(work, setup.model, work.sequences_per_engine)
     return max(min(_whole_mib(needed), room // MIB * MIB), smallest_kv_cache_bytes(work, setup.model))
@@ -148,7 +148,7 @@ def _room_for_activations(setup: Setup, plan: MemoryPlan) -> int:
     if hardware.device == "cpu":
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // setup.work.policy_ranks
     whole_chunks = max(plan.logprob_chunk_tokens, plan.micro_batch_tokens)
-    predicted = setup.budget(plan.model_copy(update={"micro_batch_tokens": whole_chunks}))
+    predicted = setup.gpu_budget(plan.model_copy(update={"micro_batch_tokens": whole_chunks}))
     beside = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
     return max(setup.usable_bytes("update") - beside, 0)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemorySettings
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.roles import PodTemplate
 from rljob_memory.budget import Budget, Copies, Line, Pod, Setup, budget
@@ -14,7 +16,7 @@ from rljob_memory.hardware import ASSUMED, DeviceKind
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import first_plan
 from rljob_memory.sizes import GIB, MIB, human_bytes
-from rljob_memory.workload import workload_of
+from rljob_memory.workload import Workload, workload_of
 
 _LIMIT_FACTOR = 2
 """The limit protects the node's other pods; only a wrong prediction or a leak reaches it."""
@@ -26,12 +28,18 @@ _DISK_FACTOR = 1.1
 def predicted_budget(spec: RLJobSpec, model: ModelShape, device: DeviceKind) -> Budget:
     """The budget on a machine that is not known yet, with room for all copies: with or without `optimizerOffload`, the
     larger, if it is `Auto`."""
-    setup = Setup(workload_of(spec), model, ASSUMED[device])
-    plan = first_plan(spec.memory, setup)
+    return _on_assumed_machine(spec.memory, workload_of(spec), model, device)
+
+
+@lru_cache(maxsize=1024)
+def _on_assumed_machine(settings: MemorySettings, work: Workload, model: ModelShape, device: DeviceKind) -> Budget:
+    """Cached, because each reconcile of a job asks several times."""
+    hardware = ASSUMED[device]
+    plan = first_plan(settings, Setup(work, model, hardware))
     plans = [plan]
-    if spec.memory.optimizer_offload == "Auto" and device == "cuda":
+    if settings.optimizer_offload == "Auto" and device == "cuda":
         plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (False, True)]
-    budgets = [budget(setup.work, model, setup.hardware, each, Copies()) for each in plans]
+    budgets = [budget(work, model, hardware, each, Copies()) for each in plans]
     return max(budgets, key=lambda predicted: predicted.peak("host"))
 
 

@@ -81,6 +81,10 @@ class Setup:
     def budget(self, plan: MemoryPlan) -> Budget:
         return budget(self.work, self.model, self.hardware, plan)
 
+    def gpu_budget(self, plan: MemoryPlan) -> Budget:
+        """The part of the GPUs, without seconds, for a search that asks many times."""
+        return Budget(tuple(gpu_lines(self.work, self.model, self.hardware, plan)), {})
+
     def usable_bytes(self, phase: Phase, pod: Pod = "policy") -> int:
         """The part of a GPU's memory that a phase may use by the budget."""
         hardware = self.hardware

@@ -161,8 +161,10 @@ def _update_lines(work: Workload, model: ModelShape, hardware: Hardware, plan: M
     yield line("logits", logits_bytes(model, chunk, compiled=compiled), f"{chunk:,} tokens × {model.vocabulary:,}")
     if plan.optimizer_offload or work.moment_bytes < _BFLOAT16_BYTES:
         yield line("streamed state", STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
-    bucket = 2 * max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
-    yield line("sync buckets", bucket, "gathered, and packed", "sync")
+    bucket = max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
+    yield line("gathered bucket", bucket, "memory.syncBucketSize", "sync")
+    packed: frozenset[Phase] = ALWAYS if plan.weight_export == "ReservedBuffer" else frozenset({"sync"})
+    yield Line("policy", "packed bucket", "gpu", bucket, packed, f"weightExport {plan.weight_export}")
     if model.adapter_parameters:
         merged = _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
         yield line("merged weight", merged, "one weight with its adapter, float32", "sync")

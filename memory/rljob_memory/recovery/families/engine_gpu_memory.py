@@ -54,14 +54,18 @@ def _weight_export(case: Case) -> Change | None:
     """Expected: the buffer, as large as a bucket or the largest parameter."""
     if not case.shares_gpu or case.role != "policy":
         return None
-    export, buffer = case.plan.weight_export, case.plan.sync_bucket_bytes
-    if case.setup:
-        buffer = max(buffer, case.setup.model.largest_parameter_bytes)
-    if export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION and case.phase == "sync":
-        return Change("ReservedBuffer", buffer)
-    if export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
-        return Change("SwitchSegments", buffer)
+    plan = case.plan
+    if plan.weight_export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION:
+        return Change("ReservedBuffer", _buffer_bytes(case)) if case.phase == "sync" else None
+    if plan.weight_export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
+        return Change("SwitchSegments", _buffer_bytes(case))
     return None
+
+
+def _buffer_bytes(case: Case) -> int:
+    if case.setup is None:
+        return case.plan.sync_bucket_bytes
+    return case.setup.budget(case.plan).bytes_of("packed bucket", "gpu")
 
 
 SYNC_BUCKET = Family(
