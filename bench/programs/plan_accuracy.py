@@ -187,18 +187,18 @@ class DeviceUse(Sampler):
 
 
 @contextmanager
-def ballast(uuid: str, leave_bytes: int) -> Iterator[None]:
+def ballast(gpu: str, leave_bytes: int) -> Iterator[None]:
     """Within, another process holds all but `leave_bytes` of the GPU. None is started for 0."""
     if not leave_bytes:
         yield
         return
     command = [sys.executable, "-m", "rljob_testing.ballast", "--leave", str(leave_bytes)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
         assert holder.stdout is not None
         try:
             if holder.stdout.readline().strip() != "ready":
-                raise RuntimeError(f"the ballast could not hold all but {leave_bytes} bytes of {uuid}")
+                raise RuntimeError(f"the ballast could not hold all but {leave_bytes} bytes of GPU {gpu}")
             yield
         finally:
             holder.kill()
@@ -226,21 +226,18 @@ def row_of(
     if arm.card_gib:
         spec["memory"] = pinned_to_a_card(spec, arm.card_gib * GIB)
     path = write_job(output.parent, name, spec)
-    uuids = [_uuid(gpu) for gpu in gpus]
-    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids else {})
+    numbers = [pynvml.nvmlDeviceGetIndex(gpu) for gpu in gpus]
+    environment = dict(os.environ)
+    if numbers:  # ports of their own, for arms that run at the same time
+        environment |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers)), "MASTER_PORT": str(29_500 + numbers[0])}
     command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output)]
     with (
-        ballast(uuids[0] if uuids else "", arm.card_gib * GIB),
+        ballast(str(numbers[0]) if numbers else "", arm.card_gib * GIB),
         DeviceUse(gpus[0] if gpus else None) as use,
         (output.parent / f"{name}.log").open("w", encoding="utf-8") as log,
     ):
         exit_code = run_steps(command, output, steps, environment, to_the_end=smoke, log=log)
     return {"arm": name, "exit_code": exit_code} | compared(output, use)
-
-
-def _uuid(gpu: Any) -> str:
-    uuid = pynvml.nvmlDeviceGetUUID(gpu)
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
 def compared(output: Path, use: DeviceUse) -> Row:
@@ -279,14 +276,13 @@ def _of_phase(
         samples[actor.partition("-")[0]] += of_phase
     spans = [(line["began"], line["time"]) for lines in samples.values() for line in lines if line.get("began")]
     ranks = setup.work.ranks_per_pod
+    in_policy = predicted.of("host", owner="policy").uses("host", phase)
+    on_host = [line for line in in_policy if "checkpoint" not in line.use]  # none is written
     values = {
         "gpu": (predicted.peak("gpu", phase), use.peak(spans)),
         "policy": (predicted.in_torch("policy", phase), _most(samples["policy"], "peak_reserved_bytes")),
         "engine": (predicted.in_torch("engine", phase), _most(samples["rollout"], "peak_reserved_bytes")),
-        "host": (
-            predicted.of("host", owner="policy").total("host", phase) // ranks,
-            _most(samples["policy"], "peak_rss_bytes"),
-        ),
+        "host": (sum(line.bytes for line in on_host) // ranks, _most(samples["policy"], "peak_rss_bytes")),
         "seconds": (predicted.seconds(phase), statistics.median(step["seconds"].get(phase, 0.0) for step in steps)),
     }
     return {name: _pair(*pair) for name, pair in values.items() if pair[1]}
