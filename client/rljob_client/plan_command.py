@@ -20,7 +20,7 @@ from rljob_client.model_dimensions import described_dimensions
 from rljob_client.model_files import read_config
 from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup
 from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, with_gpus
-from rljob_memory.hardware import ASSUMED, GPU_TYPES, Hardware, type_of_product
+from rljob_memory.hardware import ASSUMED, GPU_TYPES, HOST_BYTES_PER_GPU, Hardware, type_of_product
 from rljob_memory.model_shape import ModelShape, compute_bytes, shape_in_uri, with_adapters
 from rljob_memory.plan import SWITCHES
 from rljob_memory.plan_settings import is_pinned, name_of, text_of
@@ -31,7 +31,6 @@ DOES_NOT_FIT = 1
 """Exit code of a job that does not fit."""
 
 _DEFAULT_GPU = "h100"
-_HOST_BYTES_PER_GPU = 256 * GIB
 _MOST_GPUS = 4096
 _LARGEST_BYTES = 64 * TIB
 _SHOWN_PHASES: tuple[Phase, ...] = ("rollout", "update", "sync")
@@ -173,7 +172,7 @@ def _host_bytes(options: PlanOptions, gpus: int, *, is_here: bool) -> int:
     if is_here:
         pages = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"))
         return int(pages[1]) * 1024 if pages else ASSUMED["cpu"].host_memory_bytes
-    return gpus * _HOST_BYTES_PER_GPU
+    return gpus * HOST_BYTES_PER_GPU
 
 
 def _size(text: str, option: str) -> int:

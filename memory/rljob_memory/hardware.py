@@ -103,6 +103,9 @@ def type_of_product(product: str) -> str | None:
     return next((name for part, name in _PRODUCT_NAMES.items() if part.replace("-", " ") in comparable), None)
 
 
+HOST_BYTES_PER_GPU = 256 * GIB
+"""Of a machine that is not known: eight GPUs often share 2 TiB."""
+
 ASSUMED: dict[DeviceKind, Hardware] = {
     "cuda": Hardware("cuda", 80 * GIB, 2048 * GIB, layers_compiled=True),
     "cpu": Hardware("cpu", 0, 16 * GIB),
