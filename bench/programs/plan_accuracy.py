@@ -188,6 +188,13 @@ class DeviceUse(Sampler):
         return max(inside, default=0)
 
 
+def wait_until_free(gpu: Any) -> None:
+    """Wait until the processes of an earlier arm are gone, for at most a minute."""
+    deadline = time.monotonic() + 60
+    while int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used) > 2 * GIB and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
 @contextmanager
 def ballast(gpu: str, leave_bytes: int) -> Iterator[None]:
     """Within, another process holds all but `leave_bytes` of the GPU. None is started for 0."""
@@ -233,6 +240,8 @@ def row_of(
     if numbers:  # ports of their own, for arms that run at the same time
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers)), "MASTER_PORT": str(29_500 + numbers[0])}
     command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output)]
+    for gpu in gpus:
+        wait_until_free(gpu)
     with (
         ballast(str(numbers[0]) if numbers else "", arm.card_gib * GIB),
         DeviceUse(gpus[0] if gpus else None) as use,
