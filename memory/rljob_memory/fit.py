@@ -77,8 +77,7 @@ class Fit:
         )
 
     def largest_micro_batch_tokens(self) -> int:
-        """Tokens of a micro-batch with which an update still fits under this plan, at most those of a step; 0 without
-        GPUs."""
+        """Tokens of a micro-batch that still fits under this plan, at most those of an update; 0 without GPUs."""
         hardware, plan = self.setup.hardware, self.choice.plan
         if hardware.device == "cpu":
             return 0
@@ -87,7 +86,7 @@ class Fit:
         )
         predicted = self.choice.budget
         beside = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
-        step = self.setup.work.sequences_per_rank * self.setup.work.max_sequence_tokens
+        step = self.setup.work.sequences_per_update * self.setup.work.max_sequence_tokens
         return min(max(self.setup.usable_bytes("update") - beside, 0) // each, step)
 
     def longest_response_tokens(self) -> int:

@@ -158,7 +158,7 @@ def _micro_batch_tokens(setup: Setup, plan: MemoryPlan, room_bytes: int) -> int:
     work, model = setup.work, setup.model
     checkpointing, compiled = plan.activation_checkpointing, setup.hardware.layers_compiled
     fitting = room_bytes // activation_bytes_per_token(model, checkpointing=checkpointing, compiled=compiled)
-    share = work.sequences_per_rank * work.max_sequence_tokens
+    share = work.sequences_per_update * work.max_sequence_tokens
     least, most = _BUSY_TOKENS
     busy = min(max(int(_BUSY_FLOPS / (6 * model.parameters)), least), most)
     return max(min(fitting, share, busy), work.max_sequence_tokens)

@@ -35,6 +35,10 @@ class Workload:
     topology: Topology = "Colocated"
     partial_rollout_prompts: int = 0
     """Prompts that the engines hold beyond those of the step."""
+    updates_per_step: int = 1
+    """Parts of a step's sequences, with an optimizer step after each."""
+    overlaps: bool = False
+    """The engines generate the next step during an update (`algorithm.maxStaleness`)."""
     policy_pods: int = 1
     """Pods of the policy, each on a machine of its own in the worst case."""
     rollout_pods: int = 1
@@ -83,6 +87,11 @@ class Workload:
     def sequences_per_rank(self) -> int:
         return -(-self.prompts_per_step * self.group_size // self.policy_ranks)
 
+    @property
+    def sequences_per_update(self) -> int:
+        """Sequences of one rank between two optimizer steps."""
+        return -(-self.sequences_per_rank // self.updates_per_step)
+
 
 _LARGEST_AUTO_CONCURRENCY = 256
 
@@ -109,6 +118,8 @@ def workload_of(spec: RLJobSpec) -> Workload:
         quantized_kv_cache=spec.rollout.kv_cache_dtype != "Auto",
         moment_bytes=_MOMENT_BYTES[spec.policy.optimizer.moments],
         topology=spec.topology,
+        updates_per_step=algorithm.updates_per_step,
+        overlaps=algorithm.max_staleness > 0,
         policy_pods=pods[0].replicas,
         rollout_pods=pods[-1].replicas,
         kept_checkpoints=spec.checkpoint.keep,

@@ -54,7 +54,7 @@ def budget(
     copies = copies_with_room(work, model, hardware, plan) if copies is None else copies
     lines = [*gpu_lines(work, model, hardware, plan), *host_lines(work, model, hardware, plan, copies)]
     seconds = seconds_by_phase(work, model, hardware, plan, copies)
-    return Budget(tuple(line for line in lines if line.bytes), seconds)
+    return Budget(tuple(line for line in lines if line.bytes), seconds, work.overlaps)
 
 
 def compiles_ahead(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> bool:

@@ -252,15 +252,15 @@ def _compiled_numbers(model: ModelShape) -> float:
 
 
 def filled_tokens(work: Workload, plan: MemoryPlan) -> int:
-    """Tokens of the largest micro-batch: a budget above a rank's share of the step changes nothing. A sequence is never
-    split."""
-    share = work.sequences_per_rank * work.max_sequence_tokens
+    """Tokens of the largest micro-batch: a budget above a rank's share of an update changes nothing. A sequence is
+    never split."""
+    share = work.sequences_per_update * work.max_sequence_tokens
     return min(max(plan.micro_batch_tokens, work.max_sequence_tokens), share)
 
 
 def filled_chunk_tokens(work: Workload, plan: MemoryPlan) -> int:
     """Tokens whose logits exist at a time."""
-    return min(plan.logprob_chunk_tokens, plan.micro_batch_tokens, work.sequences_per_rank * work.max_sequence_tokens)
+    return min(plan.logprob_chunk_tokens, plan.micro_batch_tokens, work.sequences_per_update * work.max_sequence_tokens)
 
 
 def logits_bytes(model: ModelShape, tokens: int, *, compiled: bool) -> int:

@@ -203,7 +203,7 @@ def _engine_lines(work: Workload, model: ModelShape, device: DeviceKind, plan: M
 
 def _activation_bytes(work: Workload, model: ModelShape, plan: MemoryPlan) -> int:
     each = activation_bytes_per_token(model, checkpointing=plan.activation_checkpointing, compiled=False)
-    chunk = min(filled_chunk_tokens(work, plan), work.sequences_per_rank * work.max_response_tokens)
+    chunk = min(filled_chunk_tokens(work, plan), work.sequences_per_update * work.max_response_tokens)
     return filled_tokens(work, plan) * each + logits_bytes(model, chunk, compiled=False)
 
 

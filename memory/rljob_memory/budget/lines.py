@@ -45,6 +45,8 @@ class Budget:
     lines: tuple[Line, ...]
     seconds_by_phase: Mapping[Phase, float]
     """Longest time of a phase of one step."""
+    overlaps: bool = False
+    """The engines generate the next step during an update."""
 
     def of(self, place: Place, *, pod: Pod = "policy", owner: Owner | None = None) -> Budget:
         """The part of one place and pod, and of one owner if it is given."""
@@ -53,6 +55,7 @@ class Budget:
                 line for line in self.lines if line.place == place and line.pod == pod and owner in (None, line.owner)
             ),
             self.seconds_by_phase,
+            self.overlaps,
         )
 
     def total(self, place: Place, phase: Phase, *, pod: Pod = "policy") -> int:
@@ -99,4 +102,7 @@ class Budget:
 
     def seconds(self, phase: Phase | None = None) -> float:
         """Seconds of a phase; of a whole step without one."""
-        return sum(self.seconds_by_phase.values()) if phase is None else self.seconds_by_phase.get(phase, 0.0)
+        if phase is not None:
+            return self.seconds_by_phase.get(phase, 0.0)
+        hidden = min(self.seconds("rollout"), self.seconds("update")) if self.overlaps else 0.0
+        return sum(self.seconds_by_phase.values()) - hidden

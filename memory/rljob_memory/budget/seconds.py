@@ -85,7 +85,7 @@ def _update_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan:
     gpu, state = hardware.gpu_type, PolicyState(work, model)
     tokens = work.sequences_per_rank * work.max_sequence_tokens
     in_a_micro_batch = filled_tokens(work, plan) // work.max_sequence_tokens
-    micro_batches = -(-work.sequences_per_rank // in_a_micro_batch)
+    micro_batches = work.updates_per_step * -(-work.sequences_per_update // in_a_micro_batch)
     share = _ARITHMETIC_SHARE * model.hidden / (model.hidden + _HALF_HIDDEN)
     arithmetic = tokens * flops_per_token(work, model, plan) / gpu.bfloat16_flops / share
     each = _MICRO_BATCH_SECONDS + _GRADIENT_PASSES * state.gradients / gpu.memory_rate
@@ -96,7 +96,7 @@ def _update_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan:
         step += state.optimizer / stream_rate
         # FSDP2 overlaps no copy of the reference on a single GPU, where it gathers nothing; on several it may.
         each += state.reference / stream_rate
-    return arithmetic + micro_batches * each + step
+    return arithmetic + micro_batches * each + work.updates_per_step * step
 
 
 def flops_per_token(work: Workload, model: ModelShape, plan: MemoryPlan) -> float:

@@ -80,6 +80,24 @@ def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> N
     assert seconds[0] - seconds[1] > QWEN3_8B.weight_bytes / 40e9 * 10
 
 
+def test_phases_that_overlap_take_the_time_of_the_longer() -> None:
+    apart = replace(LONG_STEP, topology="Disaggregated")
+    in_turn, together = (
+        best_choice(MemorySettings(), setup(QWEN3_4B, replace(apart, overlaps=overlaps))).budget
+        for overlaps in (False, True)
+    )
+    rollout, update, sync = (in_turn.seconds(phase) for phase in ("rollout", "update", "sync"))
+    assert in_turn.seconds() == pytest.approx(rollout + update + sync)
+    assert together.seconds() == pytest.approx(max(rollout, update) + sync)
+
+
+def test_smaller_updates_hold_fewer_tokens_and_take_an_optimizer_step_each() -> None:
+    whole, parts = (setup(QWEN3_4B, replace(LONG_STEP, updates_per_step=count)) for count in (1, 32))
+    plan = best_choice(MemorySettings(), whole).plan
+    assert parts.budget(plan).bytes_of("activations", "gpu") < whole.budget(plan).bytes_of("activations", "gpu")
+    assert parts.budget(plan).seconds("update") > whole.budget(plan).seconds("update")
+
+
 def test_seconds_of_an_unnamed_gpu_are_those_of_the_closest_in_size() -> None:
     assert Hardware("cuda", 139 * GIB, 0).gpu_type.name == "h200"
     assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA A100-SXM4-80GB").gpu_type.name == "a100-80"
