@@ -93,7 +93,7 @@ def _removed() -> bool:
 
 
 def groups_below(group: Path) -> Iterator[Path]:
-    """The group and all groups below it, deepest first. A group may be removed during the walk; Path.glob would fail."""
+    """The group and all groups below it, deepest first. Path.glob would fail if one of them is removed."""
     for path, _, _ in os.walk(group, topdown=False):
         yield Path(path)
 
