@@ -111,7 +111,7 @@ class Arms:
 
 
 def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
-    """Write the manifest of the arm, and the reward function beside it."""
+    """Write the manifest of the arm, and the reward function next to it."""
     metadata = {"name": f"bench-{arm.replace('.', '-')}"}
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
     folder.mkdir(parents=True, exist_ok=True)

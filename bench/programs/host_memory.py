@@ -1,4 +1,4 @@
-"""Host memory of `rljob run` on CPUs by kind of process, beside the prediction.
+"""Host memory of `rljob run` on CPUs by kind of process, compared with the prediction.
 
     python -m bench.programs.host_memory [--output DIR]
 

@@ -1,4 +1,4 @@
-"""RLJob's operator beside KubeRay's, one after the other on the same control plane: seconds, writes, memory, CPU time.
+"""RLJob's operator against KubeRay's, one after the other on the same control plane: seconds, writes, memory, CPU.
 
     git clone https://github.com/ray-project/kuberay && git -C kuberay checkout v1.7.0
     python -m bench.programs.operator_duel --kuberay kuberay [--jobs 1000] [--nodes 50]

@@ -67,7 +67,7 @@ def build(variables: int, replicas: int) -> dict[str, Any]:
 
 
 def stored(plane: ControlPlane, variables: int, replicas: int) -> dict[str, Any]:
-    """Store the job, and observe the operator meanwhile."""
+    """Store the job, and observe the operator during that time."""
     api = ApiClient.from_kubeconfig(plane.kubeconfig)
     kubectl(plane, "create", "namespace", "other")
     for namespace in (NAMESPACE, "other"):

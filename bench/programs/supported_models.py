@@ -1,4 +1,4 @@
-"""Log-probabilities of the policy beside vLLM's, for tiny random models of every kind, on CPUs in float32.
+"""Log-probabilities of the policy compared with vLLM's, for tiny random models of every kind, on CPUs in float32.
 
     python -m bench.programs.supported_models [--output DIR] [KIND...]
 

@@ -1,4 +1,4 @@
-"""`rljob diagnose`: the cause of an out-of-memory failure from what it left behind, for people or as JSON."""
+"""`rljob diagnose`: the cause of an out-of-memory failure from what it left behind, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INDENT = (0, 0, 0, 2)
 _OF_MEMORY = {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
 
 FAILURE_FOUND = 1
-"""Exit code for `--exit-code`, as of `git diff --exit-code`."""
+"""Exit code for `--exit-code`, like that of `git diff --exit-code`."""
 
 
 def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False, exit_code: bool = False) -> int:

@@ -12,7 +12,7 @@ from typing import IO, Any
 from rljob_client.errors import RunError
 
 _LOG_LINE = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d|Warning: ")
-"""A line that kubectl logs before the one that it prints for people."""
+"""A log line that kubectl prints before its error message."""
 
 _OTHER_CLUSTER = "select the cluster (kubectl config use-context NAME, KUBECONFIG)"
 _KNOWN_FAILURES = (
@@ -46,11 +46,11 @@ class ClusterError(RunError):
 def explain_failure(command: str, stderr: str) -> str:
     """One line about a failure of kubectl. `command`: kubectl's arguments. `stderr`: its output."""
     lines = [line for line in stderr.splitlines() if line.strip()]
-    said = next((line for line in lines if not _LOG_LINE.match(line)), lines[-1] if lines else "no message").strip()
+    message = next((line for line in lines if not _LOG_LINE.match(line)), lines[-1] if lines else "no message").strip()
     for pattern, expected, advice in _KNOWN_FAILURES:
-        if re.search(pattern, said):
-            return f"expected {expected}, found: {said.rstrip('.')}; {advice}"
-    return f"kubectl {command}: {said}"
+        if re.search(pattern, message):
+            return f"expected {expected}, found: {message.rstrip('.')}; {advice}"
+    return f"kubectl {command}: {message}"
 
 
 @dataclass(frozen=True, slots=True)

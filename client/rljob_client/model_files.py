@@ -127,7 +127,7 @@ def read_json(file: Path) -> dict[str, Any]:
             raise BadInput(
                 f"expected {file.name} in the model directory {file.parent}, found {ADAPTER}: it holds low-rank "
                 "adapters without their model. Merge them (merge_and_unload of peft, or policy.lora.export: Merged), "
-                "and save the tokenizer beside the model"
+                "and save the tokenizer in the model's directory"
             ) from error
         raise BadInput(
             f"expected {file.name} in the model directory {file.parent}, found {absent(file)}; {_COPY_AGAIN}"

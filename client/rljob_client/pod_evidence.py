@@ -54,7 +54,7 @@ def _pod(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 
 def _pods_of(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
-    """The pods of all workloads of that name: a RayJob has a Job, which submits it, beside its RayCluster."""
+    """The pods of all workloads of that name: a RayJob has a RayCluster and a Job that submits it."""
     selectors = [f"{label}={job}" for label in _LABELS]
     if cluster := _cluster_of_ray_job(kubectl, job):
         selectors.append(f"ray.io/cluster={cluster}")

@@ -111,7 +111,7 @@ class Docker(Builder):
         return super().environment() | {"DOCKER_BUILDKIT": "1"}
 
     def _build_program(self, recipe: Recipe) -> list[str]:
-        # The ignore file beside the Containerfile has the name by which BuildKit finds it.
+        # The ignore file next to the Containerfile has the name by which BuildKit finds it.
         return ["docker", "build", "--progress=plain"]
 
 

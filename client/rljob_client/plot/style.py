@@ -1,4 +1,4 @@
-"""Common style of the plots: colours, fonts, frames, and labels beside the lines instead of legends."""
+"""Common style of the plots: colours, fonts, frames, and labels next to the lines instead of legends."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def cut_bars(tops: Values, height: float) -> list[int]:
 
 
 def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, float, str]]:
-    """Labels beside the bar of the mean step, each at the middle of its phase."""
+    """Labels next to the bar of the mean step, each at the middle of its phase."""
     labels, base = [], 0.0
     for phase, seconds in means.items():
         labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_colour(phase)))

@@ -145,7 +145,7 @@ class Summary(_SummaryPart):
 def summarize(
     records: Sequence[LedgerRecord], *, job: str, total_steps: int, exit_code: ExitCode, exit_reason: str | None = None
 ) -> Summary:
-    """The summary of a ledger's records. `exit_reason`: a message for people; default: the meaning of the exit code."""
+    """The summary of a ledger's records. `exit_reason`: why the run ended; default: the meaning of the exit code."""
     steps = step_records(records)
     trend = reward_trend([step.reward for step in steps])
     seconds = [step.total_seconds for step in steps]

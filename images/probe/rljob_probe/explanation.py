@@ -27,7 +27,7 @@ class Explanation(NamedTuple):
     exit_code: int
     """DEVICE, HOST or SHARED: the memory that ran out. The process keeps its own exit code."""
     message: str
-    """Summary for people."""
+    """Summary as text."""
     evidence: dict[str, Any]
     """`rljob_api.step_report.Evidence`, with its JSON names."""
 

@@ -18,7 +18,7 @@ from rljob_cluster.layout import CGROUP, NODES
 
 MOUNT = Path("/sys/fs/cgroup")
 MACHINE = f"{CGROUP}/machine"
-"""Group of the programs of the cluster. Pods are in the groups of their nodes, beside it."""
+"""Group of the programs of the cluster. Pods are in the groups of their nodes, next to it."""
 END_SECONDS = 120.0
 
 
@@ -93,7 +93,7 @@ def _removed() -> bool:
 
 
 def groups_below(group: Path) -> Iterator[Path]:
-    """The group and all groups below it, deepest first. A group may be removed meanwhile, on which Path.glob fails."""
+    """The group and all groups below it, deepest first. Path.glob would fail if one of them is removed."""
     for path, _, _ in os.walk(group, topdown=False):
         yield Path(path)
 

@@ -1,4 +1,4 @@
-"""Status of the cluster, for people."""
+"""Status of the cluster, as text."""
 
 from __future__ import annotations
 

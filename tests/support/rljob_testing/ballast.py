@@ -74,8 +74,8 @@ def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     amount = parser.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--hold", type=int, metavar="BYTES", help="hold so many bytes")
-    amount.add_argument("--leave", type=int, metavar="BYTES", help="hold all but so many bytes")
+    amount.add_argument("--hold", type=int, metavar="BYTES", help="hold this many bytes")
+    amount.add_argument("--leave", type=int, metavar="BYTES", help="hold all but this many bytes")
     arguments = parser.parse_args()
     driver = CudaDriver()
     left_bytes = arguments.hold if arguments.leave is None else max(driver.free_bytes() - arguments.leave, 0)

@@ -157,7 +157,7 @@ class SimulatedCluster:
         if desired.status is not None:
             write()
             if version != self._version:
-                return  # a conflict: somebody wrote meanwhile
+                return  # a conflict: the object was written since
             stored = RLJobStatus.model_validate_json(desired.status.model_dump_json())
             assert stored == desired.status, "the API server would store something else"
             self.set_status(stored)

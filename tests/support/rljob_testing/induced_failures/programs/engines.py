@@ -160,7 +160,7 @@ def more_than_the_card(folder: Path) -> None:
 
 @induces(FailureClass.KV_CACHE_OVERSIZED, seconds=ENGINE_SECONDS, variables=ENGINE_VARIABLES)
 def a_share_beside_the_policy(folder: Path) -> None:
-    """vLLM's default share, beside a policy that was there first."""
+    """vLLM's default share, next to a policy that was there first."""
     load_vllm()
     weights = keep_weights(folder, int(0.4 * take_card().total_bytes))
     start_engine(gpu_memory_utilization=0.9)

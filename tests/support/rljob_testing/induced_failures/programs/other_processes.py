@@ -122,7 +122,7 @@ def ranks_that_start_on_gpu_0(folder: Path) -> None:
 
 @induces(FailureClass.UNKNOWN)
 def a_request_past_torch(folder: Path) -> None:
-    """A library calls the CUDA driver directly, beside tensors that fill the GPU."""
+    """A library calls the CUDA driver directly, in addition to tensors that fill the GPU."""
     tensors = [gib(1) for _ in range(int(take_card().free_gib) - 1)]
     CudaDriver().allocate(4 * LARGEST_CHUNK_BYTES)
     del tensors
