@@ -216,8 +216,8 @@ def report(spec: RLJobSpec, found: Fit) -> Iterator[str]:
 
 def seconds_line(predicted: Budget) -> str:
     """`predicted: 23.8 s a step (rollout 8.1, update 14.9, sync 0.8), with responses of the maximum length`."""
-    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in predicted.seconds_by_phase.items())
-    return f"predicted: {predicted.seconds():.1f} s a step ({phases}), with responses of the maximum length"
+    phases = ", ".join(f"{phase} {seconds:,.1f}" for phase, seconds in predicted.seconds_by_phase.items())
+    return f"predicted: {predicted.seconds():,.1f} s a step ({phases}), with responses of the maximum length"
 
 
 def _model(model: ModelShape) -> str:
@@ -240,10 +240,12 @@ def _machine(setup: Setup) -> str:
 def _phase_rows(setup: Setup, predicted: Budget) -> Iterator[str]:
     yield f"{'phase':<16}{'needs':>12}{'can use':>13}   largest uses"
     if setup.hardware.device == "cuda":
-        for pod in predicted.pods():
-            for phase in _SHOWN_PHASES:
-                usable = setup.usable_bytes(phase, pod)
-                yield _row(phase, predicted.peak("gpu", phase, pod=pod), usable, _uses(predicted, "gpu", phase, pod))
+        shown: list[tuple[str, Phase, Pod]] = [(phase, phase, "policy") for phase in _SHOWN_PHASES]
+        if not setup.work.is_colocated:
+            shown.append(("engines", "rollout", "rollout"))
+        for name, phase, pod in shown:
+            usable = setup.usable_bytes(phase, pod)
+            yield _row(name, predicted.peak("gpu", phase, pod=pod), usable, _uses(predicted, "gpu", phase, pod))
     worst = predicted.peak_phase("host")
     host = setup.hardware.host_memory_bytes // setup.work.policy_pods
     yield _row("host memory", predicted.peak("host"), host, _uses(predicted, "host", worst, "policy"))
@@ -267,7 +269,7 @@ def _reason(found: Fit, setting: str) -> str:
     """The reason for the value of a setting that is `Auto`; empty for an ordinary one."""
     plan, predicted, work = found.choice.plan, found.choice.budget, found.setup.work
     if setting == "micro_batch_tokens":
-        return f"{work.sequences_per_rank} sequences of up to {work.max_sequence_tokens:,} tokens on each rank"
+        return f"{work.sequences_per_rank:,} sequences of up to {work.max_sequence_tokens:,} tokens on each rank"
     if setting == "kv_cache_bytes":
         [line] = [line for line in predicted.lines if line.use == "KV cache"]
         return line.reason
@@ -277,7 +279,7 @@ def _reason(found: Fit, setting: str) -> str:
     seconds = predicted.seconds() - without.seconds()
     phase: Phase = "rollout" if setting == "policy_offload" else "update"
     freed = without.total("gpu", phase) - predicted.total("gpu", phase)
-    return f"frees {human_bytes(max(freed, 0))} in the {phase}, for {max(seconds, 0):.1f} s a step"
+    return f"frees {human_bytes(max(freed, 0))} in the {phase}, for {max(seconds, 0):,.1f} s a step"
 
 
 def _alternatives(found: Fit) -> Iterator[str]:
@@ -294,7 +296,7 @@ def _alternatives(found: Fit) -> Iterator[str]:
         yield f"longest responses that fit: {found.longest_response_tokens():,} tokens"
     if faster := found.faster_tensor_parallel_size():
         size, seconds = faster
-        yield f"with rollout.tensorParallelSize: {size}, a step is predicted to take {seconds:.1f} s"
+        yield f"with rollout.tensorParallelSize: {size}, a step is predicted to take {seconds:,.1f} s"
 
 
 def as_json(found: Fit) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ class Fit:
                 f"does not fit, because the {lack.phase} needs {human_bytes(lack.needed_bytes)} of {where}, and "
                 f"{human_bytes(lack.usable_bytes)} can be used ({uses})"
             )
-        price = f" of {self.price_seconds:.1f} s a step" if self.verdict == "fits at a price" else ""
+        price = f" of {self.price_seconds:,.1f} s a step" if self.verdict == "fits at a price" else ""
         return f"{self.verdict}{price}"
 
     # --- other plans and machines ---
@@ -104,7 +104,7 @@ class Fit:
         sizes = [size for size in (1, 2, 4, 8) if processes % size == 0 and self.setup.model.kv_heads % size == 0]
         seconds = {}
         for size in sizes:
-            other = self.setup.with_work(tensor_parallel_size=size, engines=work.engine_processes // size)
+            other = replace(self.setup, work=work.with_engines(work.engine_processes // size, size))
             found = best_choice(self.settings, other)
             if found.fits:
                 seconds[size] = found.budget.seconds()
@@ -134,12 +134,12 @@ def with_gpus(setup: Setup, count: int) -> Setup:
     """The setup with `count` GPUs for the policy, and for its engines if they share them."""
     work = setup.work
     pods = -(-count // GPUS_OF_A_MACHINE)
-    changed: dict[str, object] = {"policy_ranks": count, "policy_pods": pods}
+    host = setup.hardware.host_memory_bytes * pods // work.policy_pods
     if work.is_colocated:
         size = min(work.tensor_parallel_size, count)
-        changed |= {"engines": count // size, "tensor_parallel_size": size, "rollout_pods": pods}
-    host = setup.hardware.host_memory_bytes * pods // work.policy_pods
-    return replace(setup.with_work(**changed), hardware=replace(setup.hardware, host_memory_bytes=host))
+        work = replace(work.with_engines(count // size, size), rollout_pods=pods)
+    work = replace(work, policy_ranks=count, policy_pods=pods)
+    return Setup(work, setup.model, replace(setup.hardware, host_memory_bytes=host))
 
 
 def _lack(setup: Setup, choice: Choice) -> Lack | None:

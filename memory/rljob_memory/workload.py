@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.job import RLJobSpec
 from rljob_api.topology import Topology, worker_pods
@@ -63,6 +63,14 @@ class Workload:
     @property
     def is_colocated(self) -> bool:
         return self.topology == "Colocated"
+
+    def with_engines(self, engines: int, tensor_parallel_size: int) -> Workload:
+        """The same work with other engines. Their concurrency follows if it is the automatic one."""
+        most = self.max_concurrent_sequences
+        held = self.prompts_per_step + self.partial_rollout_prompts
+        if most == _auto_concurrency(held, self.group_size, self.engines):
+            most = _auto_concurrency(held, self.group_size, engines)
+        return replace(self, engines=engines, tensor_parallel_size=tensor_parallel_size, max_concurrent_sequences=most)
 
     @property
     def engine_processes(self) -> int:
@@ -134,5 +142,8 @@ def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
     if spec.rollout.max_concurrent_sequences != "Auto":
         return spec.rollout.max_concurrent_sequences
     prompts = spec.algorithm.prompts_per_step + spec.algorithm.partial_rollout_prompts
-    share = -(-prompts // engines) * spec.algorithm.group_size
-    return min(share, _LARGEST_AUTO_CONCURRENCY)
+    return _auto_concurrency(prompts, spec.algorithm.group_size, engines)
+
+
+def _auto_concurrency(prompts: int, group_size: int, engines: int) -> int:
+    return min(-(-prompts // engines) * group_size, _LARGEST_AUTO_CONCURRENCY)

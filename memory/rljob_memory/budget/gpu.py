@@ -190,7 +190,7 @@ def _engine_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterat
     kind = "8 bits" if work.quantized_weights else f"{model.bytes_per_parameter} bytes a parameter"
     yield line("engine's weights", weights, awake | {"sync"}, kind)
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
-    yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once} sequences of {work.max_sequence_tokens:,} tokens")
+    yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
 
 
 def engine_sleeps(work: Workload, plan: MemoryPlan) -> bool:
