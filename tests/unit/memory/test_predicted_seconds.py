@@ -80,6 +80,16 @@ def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> N
     assert seconds[0] - seconds[1] > QWEN3_8B.weight_bytes / 40e9 * 10
 
 
+def test_recomputed_activations_take_up_to_a_third_more_time_of_an_update() -> None:
+    """One forward pass more (Chen et al. 2016); 0.59 s of 3.48 s in bench/results/memory_mitigation_cost.json."""
+    one = setup(QWEN3_4B, LONG_STEP)
+    plan = best_choice(MemorySettings(), one).plan
+    kept, recomputed = (
+        one.budget(plan.model_copy(update={"activation_checkpointing": on})).seconds("update") for on in (False, True)
+    )
+    assert 1.25 < recomputed / kept < 4 / 3
+
+
 def test_phases_that_overlap_take_the_time_of_the_longer() -> None:
     apart = replace(LONG_STEP, topology="Disaggregated")
     in_turn, together = (
