@@ -69,7 +69,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "start-up", short_seconds(summary.startup_seconds)
     yield from _plan_change_rows(summary)
     for role, peak in sorted(summary.peak_memory.items()):
-        predicted = "" if peak.predicted_gib is None else f", {peak.predicted_gib:.2f} GiB predicted"
+        predicted = "" if peak.predicted_gib is None else f"; {peak.predicted_gib:.2f} predicted"
         yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}{predicted}[/]"
 
 
