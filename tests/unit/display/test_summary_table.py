@@ -42,7 +42,13 @@ def test_it_shows_the_result_of_the_run() -> None:
 def test_it_compares_peaks_and_seconds_with_the_prediction() -> None:
     setup, plan = memory_setup(), memory_plan()
     begun = AttemptRecord(attempt=1, started_at=0.0, resumed_from=0, plan=plan.model_dump(mode="json", by_alias=True))
-    text = printed([begun.model_copy(update={"plan_facts": plan_facts(setup)}), step_record(1)], ExitCode.COMPLETE)
+    text = printed(
+        [
+            begun.model_copy(update={"plan_facts": plan_facts(setup)}),
+            step_record(1, memory_bytes={"policy-0": {"update": 2 << 30}}),
+        ],
+        ExitCode.COMPLETE,
+    )
     predicted = gibibytes(setup.budget(plan).in_torch("policy", "update")).removesuffix(" GiB")
     assert f"2.00 GiB  reserved by torch on its GPU; {predicted} predicted" in text
     assert f"60%  600 ms  {short_seconds(setup.budget(plan).seconds('rollout'))} predicted" in text
