@@ -75,6 +75,9 @@ def plan(
             "else 256Gi for each GPU.",
         ),
     ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", metavar="", help="Compare all known types of GPU: the fewest of each that fit.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.")] = False,
 ) -> None:
     """Predict whether a job fits its GPUs and its host, what each phase needs, and how long a step takes. Starts
@@ -88,7 +91,7 @@ def plan(
     """
     from rljob_client.plan_command import PlanOptions, run_plan
 
-    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, as_json)))
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, sweep, as_json)))
 
 
 @app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))

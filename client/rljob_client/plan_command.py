@@ -53,6 +53,8 @@ class PlanOptions:
     """GPUs of the policy; None: those of the manifest."""
     host: str | None = None
     """Host memory of all machines; None: that of this machine if it has GPUs, else 256 GiB for each GPU."""
+    sweep: bool = False
+    """Print a table of all known types of GPU instead."""
     as_json: bool = False
 
 
@@ -69,6 +71,11 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
     except RunError as error:
         _fail(f"rljob plan: {error}")
         return ExitCode.INVALID_MANIFEST
+    if options.sweep:
+        others = found.on_other_gpus()
+        rows = {name: _short(other) for name, other in others.items()}
+        print(json.dumps(rows, indent=2) if options.as_json else "\n".join(sweep_report(others)))
+        return ExitCode.COMPLETE if any(rows.values()) else DOES_NOT_FIT
     if options.as_json:
         print(json.dumps(as_json(found), indent=2))
     else:
@@ -297,6 +304,27 @@ def _alternatives(found: Fit) -> Iterator[str]:
     if faster := found.faster_tensor_parallel_size():
         size, seconds = faster
         yield f"with rollout.tensorParallelSize: {size}, a step is predicted to take {seconds:,.1f} s"
+
+
+def sweep_report(fits: Mapping[str, Fit | None]) -> Iterator[str]:
+    """A row for each type of GPU: the fewest that fit, and the time of a step on them."""
+    yield f"{'type':<10}{'memory':>12}{'fewest GPUs':>13}{'s a step':>11}   plan"
+    for name, found in fits.items():
+        memory = f"{name:<10}{human_bytes(GPU_TYPES[name].memory_bytes):>12}"
+        if found is None:
+            yield f"{memory}{'more than 64':>13}"
+            continue
+        plan = found.choice.plan
+        switches = ", ".join(name_of(switch) for switch in SWITCHES if getattr(plan, switch)) or "–"
+        seconds = f"{found.choice.budget.seconds():,.1f}"
+        yield f"{memory}{found.setup.work.policy_ranks:>13}{seconds:>11}   {switches}"
+
+
+def _short(found: Fit | None) -> Mapping[str, Any] | None:
+    if found is None:
+        return None
+    plan = found.choice.plan.model_dump(mode="json", by_alias=True)
+    return {"gpus": found.setup.work.policy_ranks, "secondsPerStep": found.choice.budget.seconds(), "plan": plan}
 
 
 def as_json(found: Fit) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from rljob_api.memory_plan import MemorySettings
 from rljob_memory.budget import PHASES, Phase, Pod, Setup
 from rljob_memory.budget.gpu import activation_bytes_per_token
 from rljob_memory.budget.host import USABLE_HOST_SHARE
+from rljob_memory.hardware import GPU_TYPES
 from rljob_memory.plan import Choice, best_choice
 from rljob_memory.sizes import TIB, human_bytes
 
@@ -42,8 +43,16 @@ class Fit:
     choice: Choice
     lack: Lack | None
     """The phase that lacks most; None if the job fits."""
-    price_seconds: float
-    """Seconds of a step that more GPU memory would save."""
+
+    @property
+    def price_seconds(self) -> float:
+        """Seconds of a step that more GPU memory would save; 0 without GPUs."""
+        hardware = self.setup.hardware
+        if hardware.device == "cpu":
+            return 0.0
+        roomy = replace(hardware, device_memory_bytes=TIB, engine_device_memory_bytes=0, gpu=hardware.gpu_type.name)
+        without_limit = best_choice(self.settings, replace(self.setup, hardware=roomy))
+        return max(self.choice.budget.seconds() - without_limit.budget.seconds(), 0.0)
 
     @property
     def verdict(self) -> Verdict:
@@ -72,9 +81,23 @@ class Fit:
 
     def fewest_gpus(self) -> int | None:
         """The smallest number of such GPUs for the policy; None if 64 are not enough."""
-        return next(
-            (count for count in _GPU_COUNTS if fit(self.settings, with_gpus(self.setup, count)).lack is None), None
-        )
+        smallest = self.on_fewest_gpus()
+        return None if smallest is None else smallest.setup.work.policy_ranks
+
+    def on_fewest_gpus(self) -> Fit | None:
+        """The fit on the smallest number of such GPUs for the policy; None if 64 are not enough."""
+        fits = (fit(self.settings, with_gpus(self.setup, count)) for count in _GPU_COUNTS)
+        return next((each for each in fits if each.lack is None), None)
+
+    def on_other_gpus(self) -> dict[str, Fit | None]:
+        """The fit on the fewest GPUs of each known type, by its name; None where 64 are not enough."""
+        found = {}
+        for name, kind in GPU_TYPES.items():
+            hardware = replace(
+                self.setup.hardware, device_memory_bytes=kind.memory_bytes, engine_device_memory_bytes=0, gpu=name
+            )
+            found[name] = fit(self.settings, replace(self.setup, hardware=hardware)).on_fewest_gpus()
+        return found
 
     def largest_micro_batch_tokens(self) -> int:
         """Tokens of a micro-batch that still fits under this plan, at most those of an update; 0 without GPUs."""
@@ -120,14 +143,7 @@ class Fit:
 def fit(settings: MemorySettings, setup: Setup) -> Fit:
     """The best plan by the budget, and whether it fits."""
     choice = best_choice(settings, setup)
-    roomy = replace(
-        setup.hardware, device_memory_bytes=TIB, engine_device_memory_bytes=0, gpu=setup.hardware.gpu_type.name
-    )
-    free = choice
-    if setup.hardware.device == "cuda":
-        free = best_choice(settings, replace(setup, hardware=roomy))
-    price = choice.budget.seconds() - free.budget.seconds()
-    return Fit(settings, setup, choice, _lack(setup, choice), max(price, 0.0))
+    return Fit(settings, setup, choice, _lack(setup, choice))
 
 
 def with_gpus(setup: Setup, count: int) -> Setup:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rljob_client.plan_command import PlanOptions, run_plan
+from rljob_memory.hardware import GPU_TYPES
 
 QWEN3_8B = "random://qwen3?hidden=4096&intermediate=12288&layers=36&heads=32&kvHeads=8&headDim=128&vocabulary=151936&tied=false"
 CONFIG = {
@@ -91,6 +92,17 @@ def test_pinned_settings_stay_and_are_named(tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "microBatchTokens        2080        pinned" in printed
     assert "optimizerOffload        Disabled    pinned" in printed
+
+
+def test_a_sweep_compares_all_types_of_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = planned(capsys, manifest(tmp_path), gpu="h100", host="2Ti", sweep=True)
+    assert code == 0
+    assert found.keys() == GPU_TYPES.keys()
+    assert (found["h200"]["gpus"], found["a100-40"]["gpus"]) == (1, 4)
+    assert found["b200"]["secondsPerStep"] < found["h100"]["secondsPerStep"]
+    assert run_plan(manifest(tmp_path), PlanOptions("h100", host="2Ti", sweep=True)) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a100-40 ")]
+    assert row.split()[:4] == ["a100-40", "39.40", "GiB", "4"]
 
 
 def test_a_host_that_is_too_small_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
