@@ -6,6 +6,8 @@ Within 15 % of the recorded jobs on H100s and H200s, from 0.6B on one GPU to 32B
 
 from __future__ import annotations
 
+from math import hypot
+
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget.gpu import (
     PolicyState,
@@ -34,10 +36,11 @@ _NETWORK_RATE = 40e9
 _DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 31e-6, 1e-3
 """Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
 
-_ALL_REDUCE_SECONDS = 45e-6
+_ALL_REDUCE_SECONDS = 35e-6
 """One small all-reduce of NCCL between the GPUs of an engine; there are two in each layer."""
 
-_PREFILL_SHARE = 0.4
+_SERVING_SHARE = 0.5
+"""Share of a GPU's peak that the engine's matrix products reach."""
 _MICRO_BATCH_SECONDS = 0.02
 """Kernel launches and Python of a micro-batch, apart from its arithmetic."""
 _GRADIENT_PASSES = 3
@@ -65,19 +68,20 @@ def seconds_by_phase(
 
 
 def _rollout_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> float:
-    """Decoding is bound by memory, by arithmetic with many sequences, or by the host with small models."""
+    """Decoding takes the time of memory and arithmetic, or of the host with small models."""
     gpu = hardware.gpu_type
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     context = work.max_prompt_tokens + work.max_response_tokens / 2
     read = engine_weight_bytes(work, model) + at_once * context * kv_bytes_per_token(work, model)
     passes = 2 * model.parameters / work.tensor_parallel_size
-    on_gpu = max(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / gpu.bfloat16_flops / _PREFILL_SHARE)
+    rate = gpu.bfloat16_flops * _SERVING_SHARE
+    on_gpu = hypot(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / rate)  # neither hides the other
     if work.tensor_parallel_size > 1:
         on_gpu += 2 * model.layers * _ALL_REDUCE_SECONDS
     on_host = _DECODE_STEP_SECONDS + at_once * _DECODE_SEQUENCE_SECONDS
     waves = -(-work.sequences_of_an_engine // at_once)
     prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens
-    prefill = prompts * passes / gpu.bfloat16_flops / _PREFILL_SHARE
+    prefill = prompts * passes / rate
     return waves * work.max_response_tokens * (max(on_gpu, on_host) + _DECODE_ALWAYS_SECONDS) + prefill
 
 
