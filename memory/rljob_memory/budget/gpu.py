@@ -28,9 +28,9 @@ sleep)."""
 _SLEEPING_ENGINE_BYTES = int(1.5 * GIB)
 """An engine that sleeps at level 1 or 2: 1.3 GiB with CUDA graphs."""
 
-_AWAKE_ENGINE_BYTES = 3 * GIB
-"""An engine apart from its context, weights and KV cache: CUDA graphs (0.5–2 GiB) and activations of a prefill. With
-8B, torch had reserved 39.29 GB in an engine, 36.3 of them for weights and KV cache (moments.json)."""
+_AWAKE_ENGINE_BYTES, _AWAKE_ENGINE_HIDDEN_UNIT_BYTES = int(0.6 * GIB), 590_000
+"""An engine apart from its context, weights and KV cache: CUDA graphs and activations of a prefill, which grow with the
+hidden size. 1.1 GB with 0.6B, 3.0 with 8B, and 3.0 with 14B on two GPUs (topologies.json, tensor_parallel.json)."""
 
 _NUMBERS_A_HIDDEN_UNIT, _COMPILED_NUMBERS_A_HIDDEN_UNIT = 34, 22
 """Numbers that a layer keeps for the backward pass, per token and hidden unit."""
@@ -180,7 +180,8 @@ def _engine_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterat
 
     weights = engine_weight_bytes(work, model)
     yield replace(line("engine's context", _CONTEXT_BYTES, awake, "CUDA context and workspaces"), is_in_torch=False)
-    yield line("CUDA graphs and prefill", _AWAKE_ENGINE_BYTES, awake, "vLLM")
+    graphs = _AWAKE_ENGINE_BYTES + _AWAKE_ENGINE_HIDDEN_UNIT_BYTES * model.hidden
+    yield line("CUDA graphs and prefill", graphs, awake, "vLLM")
     if asleep:
         kept = line("sleeping engine", _SLEEPING_ENGINE_BYTES, asleep, f"rolloutSleep {plan.rollout_sleep}")
         yield replace(kept, is_in_torch=False)
@@ -256,6 +257,15 @@ def filled_tokens(work: Workload, plan: MemoryPlan) -> int:
     never split."""
     share = work.sequences_per_update * work.max_sequence_tokens
     return min(max(plan.micro_batch_tokens, work.max_sequence_tokens), share)
+
+
+def evenly_filled(work: Workload, plan: MemoryPlan) -> MemoryPlan:
+    """The plan with the micro-batches of a step whose sequences all have the maximum length: as few as possible, and
+    balanced. Shorter sequences may fill the budget of a micro-batch."""
+    most = max(plan.micro_batch_tokens // work.max_sequence_tokens, 1)
+    count = -(-work.sequences_per_update // most)
+    tokens = -(-work.sequences_per_update // count) * work.max_sequence_tokens
+    return plan.model_copy(update={"micro_batch_tokens": tokens})
 
 
 def filled_chunk_tokens(work: Workload, plan: MemoryPlan) -> int:

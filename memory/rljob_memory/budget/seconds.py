@@ -23,8 +23,12 @@ from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.workload import Workload
 
-_ARITHMETIC_SHARE, _HALF_HIDDEN = 0.84, 2048
-"""Share of a GPU's peak that an update of a wide model reaches; half of it at this hidden size."""
+_ARITHMETIC_SHARE, _HALF_HIDDEN = 0.8, 1500
+"""Share of a GPU's peak that the matrix products of an infinitely wide model reach in an update; half of it at this
+hidden size."""
+
+_ATTENTION_COST = 1.5
+"""Time of an operation of attention, compared with one of a matrix product."""
 
 _MEMORY_SHARE, _LINK_SHARE, _PCIE_SHARE = 0.8, 0.8, 0.625
 """Shares of the peak rates: of memory in decoding, of the links in FSDP2's collectives, and of PCIe in both directions
@@ -33,7 +37,7 @@ at once (40 GB/s each way, H200)."""
 _NETWORK_RATE = 40e9
 """Bytes per second between machines: a network of 400 Gbit/s. Assumed."""
 
-_DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 31e-6, 1e-3
+_DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 26e-6, 1e-3
 """Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
 
 _ALL_REDUCE_SECONDS = 35e-6
@@ -46,8 +50,8 @@ _MICRO_BATCH_SECONDS = 0.02
 _GRADIENT_PASSES = 3
 """Times that a micro-batch reads or writes the sum of gradients."""
 
-_SYNC_SECONDS, _SYNC_RATE = 0.25, 28e9
-"""Of a weight sync: always, and bytes of weights per second."""
+_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.2, 75e9, 30e9
+"""Of a weight sync: always, and bytes of weights per second, from one rank and gathered from several."""
 
 _FILE_RATE = 5e9
 """Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""
@@ -63,7 +67,7 @@ def seconds_by_phase(
     return {
         "rollout": rollout,
         "update": _update_seconds(work, model, hardware, plan),
-        "sync": _SYNC_SECONDS + engine_weight_bytes(work, model) / _SYNC_RATE,
+        "sync": _SYNC_SECONDS + model.weight_bytes / (_SYNC_RATE if work.policy_ranks == 1 else _GATHERED_SYNC_RATE),
     }
 
 
@@ -105,8 +109,8 @@ def _update_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan:
 
 def flops_per_token(work: Workload, model: ModelShape, plan: MemoryPlan) -> float:
     """Operations of an update for one token: two for each parameter in a forward pass and four in a backward pass, two
-    of which frozen weights do not need; and causal attention over half of a sequence."""
-    attention = 2 * model.layers * model.attention_width * work.max_sequence_tokens
+    of which frozen weights do not need; and causal attention over half of a sequence, which costs more."""
+    attention = _ATTENTION_COST * 2 * model.layers * model.attention_width * work.max_sequence_tokens
     forward = 2 * model.parameters + attention
     backward = 2 * forward
     if model.adapter_parameters:

@@ -145,7 +145,7 @@ def test_the_kv_cache_of_a_full_gpu_leaves_room_for_weights_and_policy() -> None
 
 
 def test_an_engine_of_its_own_gets_the_whole_gpu() -> None:
-    tight = gpu(16, 128)
+    tight = gpu(12, 128)
     assert planned(tight, QWEN3_0_6B, APART).kv_cache_bytes > planned(tight, QWEN3_0_6B).kv_cache_bytes
     busy = replace(APART, prompts_per_step=512, group_size=16, max_response_tokens=16_000)
     plan = planned(H200, QWEN3_0_6B, busy)
@@ -231,7 +231,7 @@ def test_an_update_fits_if_one_sequence_does(gpu_gib: int, topology: Topology, f
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu_gib", "most"), [(ADAPTED_32B, 139.8, 128), (ADAPTED_8B, 40, 105)], ids=["32B", "8B"]
+    ("model", "gpu_gib", "most"), [(ADAPTED_32B, 139.8, 128), (ADAPTED_8B, 40, 106)], ids=["32B", "8B"]
 )
 @pytest.mark.parametrize("host_gib", [16, 60, 500])
 def test_the_policys_weights_make_room_for_the_kv_cache(
@@ -246,7 +246,7 @@ def test_the_policys_weights_make_room_for_the_kv_cache(
     assert copies_with_room(LONG_STEP, model, hardware, plan).frozen == holds_frozen
     kept = planned(hardware, model, LONG_STEP, fused=True, policyOffload="Disabled")
     assert not kept.policy_offload
-    assert kept.kv_cache_bytes < kv_bytes(LONG_STEP, model, 3)
+    assert kept.kv_cache_bytes < plan.kv_cache_bytes / 20
 
 
 LONGER = replace(LONG_STEP, max_prompt_tokens=512)
@@ -262,7 +262,7 @@ WITH_REFERENCE = replace(LONGER, max_response_tokens=2048, reference_model=True)
         (ADAPTED_32B, 120, 500, LONG_STEP, {}, False),  # both copies do not fit in a sync
         (QWEN3_4B, 47.5, 500, LONGER, {}, True),  # weights that are trained
         (QWEN3_4B, 47.5, 48, LONGER, {"optimizerOffload": "Enabled"}, False),  # the host holds no more than its state
-        (QWEN3_4B, 34.5, 70, WITH_REFERENCE, {"optimizerOffload": "Enabled"}, True),
+        (QWEN3_4B, 33, 70, WITH_REFERENCE, {"optimizerOffload": "Enabled"}, True),
         (
             QWEN3_4B,
             34.5,
