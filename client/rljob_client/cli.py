@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -51,11 +52,18 @@ def validate(
     raise typer.Exit(Validation(schema_only, strict).check(manifests))
 
 
+class OtherTrainer(StrEnum):
+    TRL = "trl"
+    VERL = "verl"
+
+
 @app.command(
-    epilog=examples("rljob plan job.yaml", "rljob plan job.yaml --gpu a100-40 --gpus 4", "rljob plan job.yaml --json")
+    epilog=examples(
+        "rljob plan job.yaml", "rljob plan job.yaml --gpu a100-40 --gpus 4", "rljob plan grpo.yaml --from trl --gpus 8"
+    )
 )
 def plan(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="RLJob manifest.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="RLJob manifest, or the file of --from.")],
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +83,10 @@ def plan(
             "else 256Gi for each GPU.",
         ),
     ] = None,
+    source: Annotated[
+        OtherTrainer | None,
+        typer.Option("--from", help="Read a configuration of this trainer instead of a manifest: YAML, or a script."),
+    ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", metavar="", help="Compare all known types of GPU: the fewest of each that fit.")
     ] = False,
@@ -91,7 +103,10 @@ def plan(
     """
     from rljob_client.plan_command import PlanOptions, run_plan
 
-    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, sweep, as_json)))
+    other: Literal["trl", "verl"] | None = None
+    if source is not None:
+        other = "trl" if source is OtherTrainer.TRL else "verl"
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, other, sweep, as_json)))
 
 
 @app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))

@@ -18,6 +18,7 @@ from rljob_api.quantity import quantity_bytes
 from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
 from rljob_client.model_files import read_config
+from rljob_client.other_configs import Source, spec_from
 from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup
 from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, with_gpus
 from rljob_memory.hardware import ASSUMED, GPU_TYPES, HOST_BYTES_PER_GPU, Hardware, type_of_product
@@ -53,6 +54,8 @@ class PlanOptions:
     """GPUs of the policy; None: those of the manifest."""
     host: str | None = None
     """Host memory of all machines; None: that of this machine if it has GPUs, else 256 GiB for each GPU."""
+    source: Source | None = None
+    """The file is a configuration of this trainer; None: an RLJob's manifest."""
     sweep: bool = False
     """Print a table of all known types of GPU instead."""
     as_json: bool = False
@@ -61,7 +64,7 @@ class PlanOptions:
 def run_plan(manifest: Path, options: PlanOptions) -> int:
     """Print the plan of the job in `manifest`, and return the exit code."""
     try:
-        spec = only_job(manifest).load().spec
+        spec = _spec(manifest, options)
         if spec.trainer is not None:
             raise InvalidOptions("expected RLJob's own trainer, found another, whose memory is not known")
         found = fit(spec.memory, setup_for(spec, manifest.parent, options))
@@ -81,6 +84,10 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
     else:
         print("\n".join(report(spec, found)))
     return DOES_NOT_FIT if found.lack else ExitCode.COMPLETE
+
+
+def _spec(file: Path, options: PlanOptions) -> RLJobSpec:
+    return only_job(file).load().spec if options.source is None else spec_from(options.source, file, options.gpus)
 
 
 def _fail(message: str) -> None:
