@@ -246,9 +246,9 @@ def _machine(setup: Setup) -> str:
     if hardware.device == "cpu":
         return f"CPUs, {host}"
     engines = 0 if work.is_colocated else work.engine_processes
-    beside = f" + {engines} for engines" if engines else ""
+    others = f" + {engines} for engines" if engines else ""
     gpu = f"{hardware.gpu_type.name} ({human_bytes(hardware.device_memory_bytes)})"
-    return f"{work.policy_ranks}{beside} × {gpu}, {host}"
+    return f"{work.policy_ranks}{others} × {gpu}, {host}"
 
 
 def _phase_rows(setup: Setup, predicted: Budget) -> Iterator[str]:

@@ -108,12 +108,12 @@ class Fit:
             self.setup.model, checkpointing=plan.activation_checkpointing, compiled=hardware.layers_compiled
         )
         predicted = self.choice.budget
-        beside = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
+        others = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
         step = self.setup.work.sequences_per_update * self.setup.work.max_sequence_tokens
-        return min(max(self.setup.usable_bytes("update") - beside, 0) // each, step)
+        return min(max(self.setup.usable_bytes("update") - others, 0) // each, step)
 
     def longest_response_tokens(self) -> int:
-        """The largest maxResponseTokens with which the job fits, whatever plan that takes; 0 if none does."""
+        """The largest maxResponseTokens with which the job fits under any plan; 0 if none does."""
 
         def fits(tokens: int) -> bool:
             return fit(self.settings, self.setup.with_work(max_response_tokens=tokens)).lack is None

@@ -49,7 +49,7 @@ class ModelShape:
 
     @property
     def frozen_bytes(self) -> int:
-        """Weights beside the trained parameters: all, in the forward pass's dtype, if there are adapters."""
+        """Weights that are not trained: all, in the forward pass's dtype, if there are adapters."""
         return self.weight_bytes if self.adapter_parameters else 0
 
     @property

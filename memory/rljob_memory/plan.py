@@ -95,7 +95,7 @@ def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -
     on_gpu = setup.hardware.device == "cuda"
     possible = {
         "optimizer_offload": [False, True] if on_gpu else [False],
-        # Beside an engine that stays awake, the weights leave no room that it keeps in the update.
+        # An engine that stays awake needs in the update what the weights would leave to it.
         "policy_offload": [False, True] if engine_sleeps else [False],
         "activation_checkpointing": [False, True],
     }
@@ -136,8 +136,8 @@ def _kv_cache_bytes(setup: Setup, plan: MemoryPlan) -> int:
         room = int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // work.engine_processes
     else:
         pod: Literal["policy", "rollout"] = "policy" if work.is_colocated else "rollout"
-        beside = setup.gpu_budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
-        room = setup.usable_bytes("rollout", pod) - beside
+        others = setup.gpu_budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
+        room = setup.usable_bytes("rollout", pod) - others
     needed = kv_bytes(work, setup.model, work.sequences_per_engine)
     return max(min(_whole_mib(needed), room // MIB * MIB), smallest_kv_cache_bytes(work, setup.model))
 
@@ -149,8 +149,8 @@ def _room_for_activations(setup: Setup, plan: MemoryPlan) -> int:
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // setup.work.policy_ranks
     whole_chunks = max(plan.logprob_chunk_tokens, plan.micro_batch_tokens)
     predicted = setup.gpu_budget(plan.model_copy(update={"micro_batch_tokens": whole_chunks}))
-    beside = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
-    return max(setup.usable_bytes("update") - beside, 0)
+    others = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
+    return max(setup.usable_bytes("update") - others, 0)
 
 
 def _micro_batch_tokens(setup: Setup, plan: MemoryPlan, room_bytes: int) -> int:

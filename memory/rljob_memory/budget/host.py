@@ -97,8 +97,8 @@ class Copies:
 def copies_with_room(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> Copies:
     """The copies for which the host has room. That for checkpoints is given up first, then that of frozen weights."""
     state = PolicyState(work, model)
-    beside = 2 * state.changed + (state.changed if hardware.device == "cpu" else 0)
-    snapshot = work.policy_ranks > 1 and beside * work.policy_ranks <= hardware.host_memory_bytes * _SNAPSHOT_SHARE
+    copied = 2 * state.changed + (state.changed if hardware.device == "cpu" else 0)
+    snapshot = work.policy_ranks > 1 and copied * work.policy_ranks <= hardware.host_memory_bytes * _SNAPSHOT_SHARE
     copies = Copies(snapshot, checkpoint=True)
     for fewer in (Copies(snapshot, checkpoint=False), Copies(snapshot, checkpoint=False, frozen=False)):
         if host_holds(work, model, hardware, plan, copies):
@@ -112,8 +112,8 @@ def host_holds(
 ) -> bool:
     """True if the host has room for the policy's pods with `copies`.
 
-    Without `copies`, the question is whether the plan itself has room: with the least copies, and with the export of
-    the model, which every plan needs, only beside an optimizer's state.
+    Without `copies`, the question is whether the plan itself has room: with the fewest copies. The export of the model,
+    which every plan needs, then counts only together with an optimizer's state in host memory.
     """
     phases = ALWAYS if copies or plan.optimizer_offload else ALWAYS - {"export"}
     copies = copies or Copies(snapshot=False, checkpoint=False, frozen=False)

@@ -1,7 +1,7 @@
 """Time of the phases of the longest step: a rough model, whose rates are fitted to measurements.
 
-Within 15 % of the recorded jobs on H100s and H200s, from 0.6B on one GPU to 32B on four
-(tests/unit/memory/test_predicted_seconds.py).
+Within 20 % of the recorded jobs on H100s and H200s with 4B or more (tests/unit/memory/test_recorded_runs.py,
+test_predicted_seconds.py). With smaller models the cores of the host decide, which differ more.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, s
         share = seconds.sum / whole_seconds
         bar = "━" * max(1, round(share * _BAR_WIDTH))
         predicted = summary.predicted_seconds.get(name)
-        beside = "" if predicted is None else f"  [dim]{short_seconds(predicted)} predicted[/]"
-        yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}{beside}"
+        compared = "" if predicted is None else f"  [dim]{short_seconds(predicted)} predicted[/]"
+        yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}{compared}"
 
 
 def _plan_change_rows(summary: Summary) -> Iterator[tuple[str, str]]:
