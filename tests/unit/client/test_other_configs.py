@@ -100,5 +100,5 @@ def test_the_plan_of_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(VERL)
     assert run_plan(file, PlanOptions("h200", host="4Ti", source="verl", as_json=True)) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["model"]["parameters"] == 32e9
+    assert found["model"]["parameters"] == 32_762_123_264
     assert found["verdict"].startswith("fits")

@@ -13,7 +13,15 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget import Budget, Copies, budget, copies_with_room
 from rljob_memory.budget.host import USABLE_HOST_SHARE, checkpoint_bytes, loading_bytes
 from rljob_memory.hardware import ASSUMED, DeviceKind, Hardware
-from rljob_memory.model_shape import ModelShape, parameters_in_name, shape_in_uri, typical_shape
+from rljob_memory.model_shape import (
+    _KNOWN,
+    ModelShape,
+    dense_parameters,
+    parameters_in_name,
+    shape_in_uri,
+    shape_of_name,
+    typical_shape,
+)
 from rljob_memory.pod_memory import (
     claim_bytes,
     limit_bytes,
@@ -231,6 +239,33 @@ def test_the_shape_of_random_weights_is_that_of_their_query() -> None:
     assert (shape.layers, shape.hidden) == (2, 64)
     assert shape_in_uri(spec(model={"uri": "random://qwen3?hidden=many"}), 4) is None
     assert shape_in_uri(spec(model={"uri": "random://qwen3?hidden=0"}), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "layers"),
+    [
+        ("Qwen/Qwen3-8B", 8_190_735_360, 36),
+        ("unsloth/Qwen3-8B-Base@main", 8_190_735_360, 36),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248, 32),
+        ("localhost/models/smollm2-135m-instruct:1", 134_515_008, 30),
+        ("org/NewQwen3-8B", 8_000_000_000, None),
+        ("org/DeepSeek-R1-Distill-Qwen-7B", 7_000_000_000, None),
+    ],
+)
+def test_well_known_models_have_their_own_shape(name: str, parameters: int, layers: int | None) -> None:
+    shape = shape_of_name(name, 2)
+    assert shape is not None
+    assert shape.parameters == parameters
+    assert layers in (None, shape.layers)
+
+
+def test_the_parameters_of_known_shapes_are_those_of_their_dimensions() -> None:
+    """Qwen2.5 has biases in addition, and Qwen3 norms of heads: less than a thousandth."""
+    for name in _KNOWN:
+        shape = shape_of_name(name, 2)
+        assert shape is not None
+        counts = [dense_parameters(shape, tied=tied) for tied in (True, False)]
+        assert min(abs(count / shape.parameters - 1) for count in counts) < 1e-3, name
 
 
 def test_a_typical_shape_is_close_to_real_ones() -> None:
