@@ -361,7 +361,7 @@ def main() -> None:
                 return
             gpus = [handles[index] for index in mine]
             try:
-                row = row_of(name, ARMS[name], given.steps, given.runs / name, gpus, given.models, smoke=False)
+                row = row_of(name, ARMS[name], given.steps, given.runs / name / "run", gpus, given.models, smoke=False)
             except Exception as error:  # the other arms go on
                 row = {"arm": name, "exit_code": None, "reason": repr(error)}
         with lock:
