@@ -1,13 +1,19 @@
-"""Pods, GPUs and ranks of one attempt of a job: the only place that derives them from the spec."""
+"""Pods of a job, their GPUs, ranks and predicted memory, derived from its spec alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.job import RLJobSpec
+from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
+from rljob_memory.planning.host_memory import DeviceKind
+from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
+from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
+from rljob_memory.planning.prediction import Prediction, predict_before_plan
 from rljob_operator.names import controller_pod_name, worker_pod_name
 
 
@@ -17,15 +23,11 @@ class WorkerGroup:
 
     role: Role
     """Role of the pods: policy, or rollout if engines have pods of their own."""
-
     replicas: int
-
     gpus: int
     """GPUs of each pod."""
-
     processes: int
     """Processes of the role in each pod."""
-
     template: PodTemplate
     """Overrides by the user."""
 
@@ -41,11 +43,9 @@ class PodLayout:
 
     workers: tuple[WorkerGroup, ...]
     """Policy pods first."""
-
     has_controller: bool
     """RLJob's own trainer runs in the pods; another trainer has no controller pod."""
-
-    gpus_of_an_engine: int
+    gpus_per_engine: int
     """GPUs that report as one rank of the rollout: `tensorParallelSize` of another trainer; 1 of RLJob's own, which has
     a process for each."""
 
@@ -101,8 +101,57 @@ class PodLayout:
         """Processes of `role` in each of its pods, as they are numbered in reports."""
         if role == "controller":
             return 1
-        return max(self._group_of(role).processes // (self.gpus_of_an_engine if role == "rollout" else 1), 1)
+        return max(self._group_of(role).processes // (self.gpus_per_engine if role == "rollout" else 1), 1)
 
     def _group_of(self, role: Role) -> WorkerGroup:
         """The pods that contain the processes of `role`. Colocated engines are in the policy's pods."""
         return next((group for group in self.workers if group.role == role), self.workers[0])
+
+
+# --- Predicted memory ---
+
+
+def predict_memory(spec: RLJobSpec) -> Prediction | None:
+    """Return the prediction; None for another trainer, and for a model whose size is not in its URI."""
+    if spec.trainer is not None:
+        return None
+    device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
+    shape = shape_in_uri(spec, compute_bytes(spec, device))
+    return None if shape is None else predict_before_plan(spec, shape, device)
+
+
+def predicted_request(prediction: Prediction | None, role: Role) -> str | None:
+    """Return the memory request of a worker whose template has none; None if nothing is predicted."""
+    host = prediction and (prediction.rollout if role == "rollout" else prediction.worker)
+    return byte_quantity(request_bytes(host.peak_bytes)) if host else None
+
+
+def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
+    """Return the memory limit of the role's pods that follows from the prediction.
+
+    None if it is the user's, or a LimitRange's, or if nothing is predicted. `limits: {memory: null}` in the template
+    keeps a pod without a limit.
+    """
+    prediction = None if role == "controller" else predict_memory(spec)
+    if prediction is None:
+        return None
+    template, host = spec.policy.template, prediction.worker
+    if role == "rollout" and prediction.rollout is not None:
+        template, host = spec.rollout.template or PodTemplate(), prediction.rollout
+    resources = resources_in(template)
+    limits, requests = resources.get("limits"), resources.get("requests")
+    if isinstance(limits, Mapping) and "memory" in limits:
+        return None
+    requested = requests.get("memory") if isinstance(requests, Mapping) else None
+    try:
+        return limit_bytes(host.peak_bytes, quantity_bytes(requested) if requested else 0)
+    except ValueError:
+        return None  # a quantity that only the API server understands, such as 4e9
+
+
+def low_memory_limit(spec: RLJobSpec) -> str | None:
+    """Return a message about memory limits of the user that are below the prediction; None if there are none."""
+    if all(memory_limit_in(template) is None for template in (spec.policy.template, spec.rollout.template)):
+        return None
+    prediction = predict_memory(spec)
+    return None if prediction is None else "; ".join(message for _, message in low_limits(spec, prediction)) or None

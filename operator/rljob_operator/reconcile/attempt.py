@@ -8,7 +8,7 @@ from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator.events import EventReason
-from rljob_operator.objects.gang_scheduling import queue_of
+from rljob_operator.objects.placement import queue_of
 from rljob_operator.reconcile.attempt_result import (
     AttemptResult,
     Complete,

@@ -11,8 +11,8 @@ from rljob_api.step_report import RankMemory
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.state import latest_answer
 from rljob_operator.events import EventReason
-from rljob_operator.objects.gang_scheduling import queue_of
-from rljob_operator.objects.predicted_memory import low_memory_limit
+from rljob_operator.objects.placement import queue_of
+from rljob_operator.objects.pod_layout import low_memory_limit
 from rljob_operator.reconcile.memory_recovery import record_state, record_trainers_failure, recovery_state
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import growth_note, unplaceable

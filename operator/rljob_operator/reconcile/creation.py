@@ -12,7 +12,7 @@ from rljob_operator import labels
 from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_operator.reconcile.attempt_result import (
     AttemptResult,
     Failed,

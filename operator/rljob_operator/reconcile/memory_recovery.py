@@ -15,7 +15,7 @@ from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_memory.recovery.constraints import policy_growth
 from rljob_operator.events import EventReason
-from rljob_operator.objects.predicted_memory import predicted_limit_bytes
+from rljob_operator.objects.pod_layout import predicted_limit_bytes
 from rljob_operator.reconcile.attempt_result import REQUESTED, AttemptResult, Failed, counted_attempts
 from rljob_operator.reconcile.creation import can_restart_in_place
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod

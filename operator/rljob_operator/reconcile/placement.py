@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import ControllerPlacement, Gang
-from rljob_operator.objects.gang_scheduling import QUEUE_LABEL, queue_of
+from rljob_operator.objects.placement import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.attempt_result import AttemptResult, NotCounted
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode

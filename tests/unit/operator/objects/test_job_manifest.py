@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_testing.repository import EXAMPLES
 from tests.unit.operator.objects.builders import NAMESPACE, container_of, job, objects, of_kind, pod_of
 
