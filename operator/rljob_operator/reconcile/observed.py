@@ -15,6 +15,10 @@ from rljob_operator.labels import FINALIZER
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
+OUT_OF_MEMORY_CODES = frozenset(
+    {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerTermination:
@@ -28,6 +32,10 @@ class ContainerTermination:
     """Message of the trainer in /dev/termination-log; None if there is none, or if it cannot be parsed."""
     text: str = ""
     """The raw termination message, if it is not the trainer's JSON; at most 1,024 characters."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.reason == "OOMKilled" or self.exit_code in OUT_OF_MEMORY_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +51,9 @@ class ContainerFailure:
 
     def message(self, kind: str, pod: str) -> str:
         """Message about the failure. `kind`: init container, or container."""
-        why = f" ({self.reason})" if self.reason not in ("", "Error") else ""
-        more = f": {self.text}" if self.text else f"; kubectl logs {pod} -c {self.name} has more"
-        return f"{kind} {self.name} of pod {pod} exited with code {self.exit_code}{why}{more}"
+        reason = f" ({self.reason})" if self.reason not in ("", "Error") else ""
+        details = f": {self.text}" if self.text else f"; kubectl logs {pod} -c {self.name} has more"
+        return f"{kind} {self.name} of pod {pod} exited with code {self.exit_code}{reason}{details}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +132,9 @@ class ObservedPod:
         if not self.ended or self.has_terminated or not self.running_sidecars:
             return ""
         names = ", ".join(self.running_sidecars)
-        several = len(self.running_sidecars) > 1
-        return f"container{'s' if several else ''} {names} of pod {self.name} still run{'' if several else 's'}"
+        if len(self.running_sidecars) == 1:
+            return f"container {names} of pod {self.name} still runs"
+        return f"containers {names} of pod {self.name} still run"
 
     @property
     def taken_by_cluster(self) -> bool:

@@ -13,7 +13,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.reconcile.desired import PodDeletion
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedNode
-from rljob_operator.reconcile.pod_replacement import MAX_REPLACEMENTS
+from rljob_operator.reconcile.pods import MAX_REPLACEMENTS
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,

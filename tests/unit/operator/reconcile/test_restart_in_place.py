@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.step_report import ExitDecision
-from rljob_operator.reconcile.creation import MAX_RESTARTS_IN_PLACE
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.pods import MAX_RESTARTS_IN_PLACE
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
