@@ -33,13 +33,8 @@ from rljob_operator.objects.probe import add_probe
 from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_operator.objects.supporting_objects import (
     RequiredObject,
-    build_account,
-    build_checkpoint_claim,
-    build_config_map,
-    build_network_policy,
-    build_ray_token_secret,
-    build_service,
-    build_step_report,
+    applied_objects,
+    created_objects,
     required_objects,
 )
 
@@ -119,21 +114,13 @@ def _build(attempt: JobAttempt, ray_token: str) -> JobObjects:
     # Colocated engines run in the policy's pods, and have no template of their own.
     if attempt.own_trainer and "rollout" not in allocators:
         allocators["rollout"] = allocator_environment("rollout", attempt.settings.trainer_torch_version)
-    applied = [build_config_map(attempt, allocators), build_service(attempt)]
-    created = []
-    if attempt.own_trainer:
-        applied += build_account(attempt)
-        created += [build_ray_token_secret(attempt, ray_token), build_step_report(attempt)]
-    if attempt.settings.network_policy:
-        applied.append(build_network_policy(attempt))
+    applied = applied_objects(attempt, allocators)
     if attempt.gang == "Volcano":
         applied.append(build_pod_group(attempt, [(role.pod, len(role.names)) for role in roles]))
-    if attempt.spec.checkpoint.volume is None:
-        created.append(build_checkpoint_claim(attempt))
     return JobObjects(
         require=required_objects(attempt),
         apply=tuple(applied),
-        create=tuple(created),
+        create=tuple(created_objects(attempt, ray_token)),
         pods=tuple(at_index(role.pod, index, name) for role in roles for index, name in enumerate(role.names)),
         notices=tuple(note for role in roles for note in role.notices) + _volume_notices(attempt),
     )

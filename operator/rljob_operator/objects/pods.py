@@ -18,31 +18,8 @@ from rljob_memory.plan_settings import name_of
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, object_metadata, pod_labels
 from rljob_operator.objects.pod_layout import WorkerGroup, predicted_request
-from rljob_operator.objects.pod_volumes import (
-    HOME,
-    MANIFEST_DIRECTORY,
-    MEMORY_PLAN_FILE,
-    MODEL_DIRECTORY,
-    RUN_DIRECTORY,
-    TASK_DIRECTORY,
-    cache_directory,
-    compile_cache_directory,
-    has_model_cache,
-    has_model_volume,
-    has_plan_file,
-    mounts_task_files,
-    output_directory,
-    pod_volumes,
-)
-from rljob_operator.objects.supporting_objects import (
-    ATTEMPT_SETTINGS_KEY,
-    MANIFEST_KEY,
-    RAY_PORT,
-    RENDEZVOUS_PORT,
-    TOKEN_KEY,
-    account_name,
-    service_host,
-)
+from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
+from rljob_operator.objects.supporting_objects import RAY_PORT, RENDEZVOUS_PORT, TOKEN_KEY, account_name, service_host
 
 Variables = list[dict[str, Any]]
 """The field `env` of a container."""
@@ -123,7 +100,6 @@ def _worker_resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]
 
 def _pod(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) -> dict[str, Any]:
     """Build the first pod of a role. Nothing restarts it: the operator decides what follows its termination."""
-    volumes, _ = pod_volumes(attempt, role)
     user = attempt.settings.run_as_user
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -139,7 +115,7 @@ def _pod(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) 
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": volumes,
+        "volumes": [mounted.volume for mounted in mounted_volumes(attempt, role)],
     }
     if attempt.settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in attempt.settings.image_pull_secrets]
@@ -153,7 +129,6 @@ def _pod(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) 
 def _container(attempt: JobAttempt, role: Role, variables: Variables, resources: dict[str, Any]) -> dict[str, Any]:
     """Build the container `rljob` without its image and command. The root file system of another trainer's image stays
     writable."""
-    _, mounts = pod_volumes(attempt, role)
     return {
         "name": CONTAINER,
         **_with_user_variables(variables, attempt.spec),
@@ -165,7 +140,7 @@ def _container(attempt: JobAttempt, role: Role, variables: Variables, resources:
         },
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File",
-        "volumeMounts": mounts,
+        "volumeMounts": [mounted.mount for mounted in mounted_volumes(attempt, role)],
     }
 
 
@@ -205,30 +180,21 @@ def _from_pod(variable: str, field: str) -> dict[str, Any]:
 def _job_variables(attempt: JobAttempt, role: Role) -> Variables:
     """Return the variables of every pod, the same for all pods of a role and in all attempts. `RLJOB_ATTEMPT` is the
     attempt that the pod was created for."""
-    compile_cache = None if role == "controller" else compile_cache_directory(attempt)
-    cache = cache_directory(attempt) if has_model_cache(attempt) else None
     variables = {
         "RLJOB_NAME": attempt.name,
         "RLJOB_NAMESPACE": attempt.namespace,
         "RLJOB_UID": attempt.uid,
         "RLJOB_ROLE": role,
         "RLJOB_WORKERS": str(attempt.layout.worker_count),
-        "RLJOB_MANIFEST": f"{MANIFEST_DIRECTORY}/{MANIFEST_KEY}",
-        "RLJOB_OUTPUT": output_directory(attempt),
-        "RLJOB_MODEL_DIR": MODEL_DIRECTORY if has_model_volume(attempt) else None,
-        "RLJOB_TASK_DIR": TASK_DIRECTORY if mounts_task_files(attempt, role) else None,
-        "RLJOB_MEMORY_PLAN_FILE": f"{MANIFEST_DIRECTORY}/{MEMORY_PLAN_FILE}" if has_plan_file(attempt) else None,
-        "RLJOB_CACHE_DIR": cache,
-        "HF_HUB_CACHE": f"{cache}/huggingface" if cache else None,
-        "RLJOB_COMPILE_CACHE_DIR": compile_cache,
     }
+    for volume in mounted_volumes(attempt, role):
+        variables |= volume.variables
     return [
-        *_literals({name: value for name, value in variables.items() if value is not None}),
+        *_literals(variables),
         _from_label("RLJOB_INDEX", labels.INDEX),
         _from_label("RLJOB_ATTEMPT", labels.ATTEMPT),
         _from_pod("POD_IP", "status.podIP"),
         _from_pod("NODE_NAME", "spec.nodeName"),
-        *_literals({"HOME": HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{HOME}/.cache"}),
     ]
 
 
@@ -238,7 +204,6 @@ def _ray_variables(attempt: JobAttempt) -> Variables:
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
         *_literals({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
-        {"name": "RLJOB_ATTEMPT_SETTINGS", "value": f"{MANIFEST_DIRECTORY}/{ATTEMPT_SETTINGS_KEY}"},
         _from_label("RLJOB_PLAN_GENERATION", labels.PLAN_GENERATION),
         {"name": "RAY_AUTH_MODE", "value": "token"},
         {"name": "RAY_AUTH_TOKEN", "valueFrom": token},

@@ -24,8 +24,26 @@ RENDEZVOUS_PORT = 29500
 """torchrun's own default."""
 
 
-def build_service(attempt: JobAttempt) -> Manifest:
-    """Build the Service of the first pod. It has its address before it is ready, because the others must join it
+def applied_objects(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -> list[Manifest]:
+    """Build the objects that follow the job and its plan. `allocators`: variables of each role."""
+    objects = [_config_map(attempt, allocators), _service(attempt)]
+    if attempt.own_trainer:
+        objects += _account(attempt)
+    if attempt.settings.network_policy:
+        objects.append(_network_policy(attempt))
+    return objects
+
+
+def created_objects(attempt: JobAttempt, ray_token: str) -> list[Manifest]:
+    """Build the objects that are created once, because others write to them: a token, a report, checkpoints."""
+    objects = [_ray_token_secret(attempt, ray_token), _step_report(attempt)] if attempt.own_trainer else []
+    if attempt.spec.checkpoint.volume is None:
+        objects.append(_checkpoint_claim(attempt))
+    return objects
+
+
+def _service(attempt: JobAttempt) -> Manifest:
+    """The Service of the first pod. It has its address before it is ready, because the others must join it
     first."""
     if attempt.own_trainer:
         first, port_name, port = {labels.ROLE: "controller"}, "ray", RAY_PORT
@@ -48,8 +66,8 @@ def service_host(attempt: JobAttempt) -> str:
 TOKEN_KEY = "token"
 
 
-def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
-    """Build the Secret with the token of Ray, created once: all attempts of the job use the same token."""
+def _ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
+    """The Secret with the token of Ray, created once: all attempts of the job use the same token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -60,12 +78,12 @@ def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
     }
 
 
-def build_step_report(attempt: JobAttempt) -> Manifest:
+def _step_report(attempt: JobAttempt) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "StepReport", "metadata": object_metadata(attempt, attempt.name)}
 
 
-def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """Build the claim for checkpoints, deleted with the job unless it is retained. ReadWriteMany: every pod of the job
+def _checkpoint_claim(attempt: JobAttempt) -> Manifest:
+    """The claim for checkpoints, deleted with the job unless it is retained. ReadWriteMany: every pod of the job
     writes to it, from any node."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     size_bytes = checkpoint.size or settings.checkpoint_claim_bytes
@@ -92,8 +110,8 @@ _HTTPS_PORT = 443
 """Sources of models and data."""
 
 
-def build_network_policy(attempt: JobAttempt) -> Manifest:
-    """Build the NetworkPolicy: ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and
+def _network_policy(attempt: JobAttempt) -> Manifest:
+    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and
     destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
@@ -122,9 +140,9 @@ ATTEMPT_SETTINGS_KEY = "attempt.json"
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def build_config_map(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -> Manifest:
-    """Build the ConfigMap with the manifest and, for RLJob's own trainer, the settings of the attempt. The pods of
-    another trainer have the plan themselves: they are new in every attempt. `allocators`: variables of each role."""
+def _config_map(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -> Manifest:
+    """The manifest and, for RLJob's own trainer, the settings of the attempt. The pods of
+    another trainer have the plan themselves: they are new in every attempt."""
     data = {MANIFEST_KEY: manifest_text(attempt)}
     if attempt.own_trainer:
         settings = AttemptSettings(
@@ -196,8 +214,8 @@ def account_name(attempt: JobAttempt) -> str:
     return names.SHARED_ACCOUNT if attempt.settings.shared_account else names.object_name(attempt.name)
 
 
-def build_account(attempt: JobAttempt) -> list[Manifest]:
-    """Build the ServiceAccount, its Role and the RoleBinding.
+def _account(attempt: JobAttempt) -> list[Manifest]:
+    """The ServiceAccount, its Role and the RoleBinding.
 
     RBAC can restrict a right to a name, but not to the name of the job whose pod asks. The setting `shared_account`
     therefore decides between two methods, here alone: an account for each job, with a Role that names its StepReport;
