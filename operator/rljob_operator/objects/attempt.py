@@ -125,6 +125,11 @@ def object_metadata(attempt: JobAttempt, name: str, component: str = "job") -> d
     }
 
 
+def job_object(attempt: JobAttempt, api_version: str, kind: str, name: str, **fields: Any) -> Manifest:
+    """Return an object that is deleted with the job."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": object_metadata(attempt, name), **fields}
+
+
 def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
     """Return the metadata of an object that all jobs of the namespace use: the same for all, without an owner."""
     shared = {

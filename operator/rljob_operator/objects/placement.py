@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rljob_api.job import RLJob
 from rljob_api.quantity import quantity_value
 from rljob_operator import labels, names
-from rljob_operator.objects.attempt import ControllerPlacement, JobAttempt, Manifest, object_metadata
+from rljob_operator.objects.attempt import ControllerPlacement, JobAttempt, Manifest, job_object
 from rljob_operator.objects.pod_template import limits_and_requests
 from rljob_operator.objects.strategic_merge import InvalidTemplate
 
@@ -162,12 +162,8 @@ def build_pod_group(attempt: JobAttempt, roles: Sequence[tuple[dict[str, Any], i
         "queue": attempt.job.metadata.annotations.get(_VOLCANO_QUEUE),
         "priorityClassName": roles[-1][0]["spec"].get("priorityClassName"),
     }
-    return {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "PodGroup",
-        "metadata": object_metadata(attempt, names.object_name(attempt.name)),
-        "spec": {name: value for name, value in spec.items() if value},
-    }
+    given = {name: value for name, value in spec.items() if value}
+    return job_object(attempt, "scheduling.volcano.sh/v1beta1", "PodGroup", names.object_name(attempt.name), spec=given)
 
 
 def quantity_text(value: Fraction) -> str:

@@ -16,7 +16,7 @@ from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes
 from rljob_operator import labels, names
-from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, shared_metadata
+from rljob_operator.objects.attempt import JobAttempt, Manifest, job_object, object_metadata, shared_metadata
 from rljob_operator.objects.strategic_merge import InvalidTemplate
 
 RAY_PORT = 6379
@@ -36,15 +36,16 @@ def applied_objects(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]
 
 def created_objects(attempt: JobAttempt, ray_token: str) -> list[Manifest]:
     """Build the objects that are created once, because others write to them: a token, a report, checkpoints."""
-    objects = [_ray_token_secret(attempt, ray_token), _step_report(attempt)] if attempt.own_trainer else []
+    objects = []
+    if attempt.own_trainer:
+        objects += [_ray_token_secret(attempt, ray_token), job_object(attempt, API_VERSION, "StepReport", attempt.name)]
     if attempt.spec.checkpoint.volume is None:
         objects.append(_checkpoint_claim(attempt))
     return objects
 
 
 def _service(attempt: JobAttempt) -> Manifest:
-    """The Service of the first pod. It has its address before it is ready, because the others must join it
-    first."""
+    """The first pod. It has its address before it is ready, because the others must join it first."""
     if attempt.own_trainer:
         first, port_name, port = {labels.ROLE: "controller"}, "ray", RAY_PORT
     else:
@@ -55,8 +56,7 @@ def _service(attempt: JobAttempt) -> Manifest:
         "selector": {labels.JOB_UID: attempt.uid, **first},
         "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
     }
-    metadata = object_metadata(attempt, names.controller_pod_name(attempt.name))
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    return job_object(attempt, "v1", "Service", names.controller_pod_name(attempt.name), spec=spec)
 
 
 def service_host(attempt: JobAttempt) -> str:
@@ -67,24 +67,13 @@ TOKEN_KEY = "token"
 
 
 def _ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
-    """The Secret with the token of Ray, created once: all attempts of the job use the same token."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": object_metadata(attempt, names.ray_token_secret_name(attempt.name, attempt.uid)),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": {TOKEN_KEY: token},
-    }
-
-
-def _step_report(attempt: JobAttempt) -> Manifest:
-    return {"apiVersion": API_VERSION, "kind": "StepReport", "metadata": object_metadata(attempt, attempt.name)}
+    """The token of Ray: all attempts of the job use the same."""
+    fields = {"type": "Opaque", "immutable": True, "stringData": {TOKEN_KEY: token}}
+    return job_object(attempt, "v1", "Secret", names.ray_token_secret_name(attempt.name, attempt.uid), **fields)
 
 
 def _checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """The claim for checkpoints, deleted with the job unless it is retained. ReadWriteMany: every pod of the job
-    writes to it, from any node."""
+    """Deleted with the job unless it is retained. ReadWriteMany: every pod of the job writes to it, from any node."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     size_bytes = checkpoint.size or settings.checkpoint_claim_bytes
     if checkpoint.size is None and attempt.prediction is not None:
@@ -96,11 +85,11 @@ def _checkpoint_claim(attempt: JobAttempt) -> Manifest:
     storage_class = checkpoint.storage_class_name or settings.checkpoint_storage_class
     if storage_class is not None:
         spec["storageClassName"] = storage_class
-    metadata = object_metadata(attempt, checkpoint_claim_name(attempt.name))
+    claim = job_object(attempt, "v1", "PersistentVolumeClaim", checkpoint_claim_name(attempt.name), spec=spec)
     if checkpoint.retain:
-        del metadata["ownerReferences"]
-        metadata["labels"] |= {labels.RETAINED: "true"}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        del claim["metadata"]["ownerReferences"]
+        claim["metadata"]["labels"] |= {labels.RETAINED: "true"}
+    return claim
 
 
 _DNS_PORTS = (53, 5353)
@@ -111,8 +100,7 @@ _HTTPS_PORT = 443
 
 
 def _network_policy(attempt: JobAttempt) -> Manifest:
-    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and
-    destinations of the settings.
+    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """
@@ -129,8 +117,7 @@ def _network_policy(attempt: JobAttempt) -> Manifest:
             *attempt.settings.network_policy_egress,
         ],
     }
-    metadata = object_metadata(attempt, names.object_name(attempt.name))
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+    return job_object(attempt, "networking.k8s.io/v1", "NetworkPolicy", names.object_name(attempt.name), spec=spec)
 
 
 MANIFEST_KEY = "job.yaml"
@@ -153,8 +140,7 @@ def _config_map(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -
             rollout_environment=allocators["rollout"],
         )
         data[ATTEMPT_SETTINGS_KEY] = settings.model_dump_json(by_alias=True, exclude_none=True)
-    metadata = object_metadata(attempt, names.object_name(attempt.name))
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return job_object(attempt, "v1", "ConfigMap", names.object_name(attempt.name), data=data)
 
 
 _MAX_PLAN_CHANGES_BYTES = 256 << 10

@@ -26,7 +26,7 @@ _SETTLING_SECONDS = 5.0
 # --- Scheduled ---
 
 
-def set_scheduled_condition(view: JobView, draft: StatusDraft) -> None:
+def set_scheduled(view: JobView, draft: StatusDraft) -> None:
     if view.holds(ConditionType.SCHEDULED):
         return
     if not _all_placed(view):
@@ -74,7 +74,7 @@ def _placement(view: JobView) -> tuple[ConditionReason, str]:
 # --- Running ---
 
 
-def set_running_condition(view: JobView, draft: StatusDraft) -> None:
+def set_running(view: JobView, draft: StatusDraft) -> None:
     """Set the condition. A trainer that has ended runs no steps, while the cause of its end is awaited."""
     runs = view.holds(ConditionType.RUNNING)
     if ended := _ended(view, draft):
@@ -182,7 +182,7 @@ def fullest_gpu(ranks: Sequence[RankMemory]) -> JobMemory | None:
 # --- Degraded, Recovering, MemoryPressure ---
 
 
-def set_degraded_condition(view: JobView, draft: StatusDraft) -> None:
+def set_degraded(view: JobView, draft: StatusDraft) -> None:
     """Degraded is true while the last step has a warning. It stays true in a job that ends so."""
     report = view.report_of_attempt
     if report is None or report.training_warning is None:
@@ -194,7 +194,7 @@ def set_degraded_condition(view: JobView, draft: StatusDraft) -> None:
     draft.condition(ConditionType.DEGRADED, True, warning.reason, warning.message)
 
 
-def set_recovering_condition(view: JobView, draft: StatusDraft) -> None:
+def set_recovering(view: JobView, draft: StatusDraft) -> None:
     """Recovering is true from a change of the plan that the trainer made itself until the failed step is committed.
 
     An attempt that began after a failure reports its recovery by starting.
@@ -210,7 +210,7 @@ def set_recovering_condition(view: JobView, draft: StatusDraft) -> None:
         draft.condition(ConditionType.RECOVERING, False, ConditionReason.RECOVERED, message)
 
 
-def set_memory_pressure_condition(view: JobView, draft: StatusDraft) -> None:
+def set_memory_pressure(view: JobView, draft: StatusDraft) -> None:
     """MemoryPressure is true as long as the trainer forecasts that memory will run out."""
     report = view.report_of_attempt
     if report is None or report.memory_pressure is None:

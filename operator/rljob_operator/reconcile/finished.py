@@ -11,24 +11,11 @@ from rljob_api.job import RLJobSpec
 from rljob_api.status import FailureStatus
 from rljob_memory.recovery import Changed, GiveUp, Restart, respond
 from rljob_operator.events import EventReason
+from rljob_operator.reconcile import memory_recovery, timers
 from rljob_operator.reconcile.desired import AttemptResult, Desired, Failure
-from rljob_operator.reconcile.memory_recovery import (
-    constraints_of,
-    failure_report,
-    record_answer,
-    record_failure,
-    recovery_state,
-)
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status import StatusDraft, clipped
-from rljob_operator.reconcile.timers import (
-    MAX_UNCOUNTED_WITHOUT_PROGRESS,
-    REQUESTED,
-    counted_attempts,
-    seconds_to_live,
-    uncounted_without_progress,
-)
 from rljob_operator.reconcile.view import JobView, elapsed_seconds, soonest
 
 _MAX_ATTEMPT_MESSAGE_CHARACTERS = 1024
@@ -48,10 +35,10 @@ def conclude(end: AttemptResult, draft: StatusDraft, view: JobView) -> None:
     elif end.failure is not None:
         _recover(end, end.failure, draft, view)
     else:
-        draft.set(restarts=recovery_state(draft, view).effective_restarts)
-        attempts = counted_attempts(draft.status)
-        count = uncounted_without_progress(attempts, reports_steps=view.own_trainer, now=view.now)
-        if count < MAX_UNCOUNTED_WITHOUT_PROGRESS:
+        draft.set(restarts=memory_recovery.recovery_state(draft, view).effective_restarts)
+        attempts = timers.counted_attempts(draft.status)
+        count = timers.uncounted_without_progress(attempts, reports_steps=view.own_trainer, now=view.now)
+        if count < timers.MAX_UNCOUNTED_WITHOUT_PROGRESS:
             _continue(end, ConditionReason.PODS_DISRUPTED, end.message, draft)
             return
         message = (
@@ -93,13 +80,13 @@ def _finish(draft: StatusDraft, view: JobView) -> None:
 
 def _recover(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> None:
     if failure.evidence is not None:
-        record_failure(failure.evidence, draft)
-    state = recovery_state(draft, view)
+        memory_recovery.record_failure(failure.evidence, draft)
+    state = memory_recovery.recovery_state(draft, view)
     draft.set(restarts=state.effective_restarts)
-    report = failure_report(end, failure, draft, view)
-    match respond(report, state, constraints_of(failure.pod, view)):
+    report = memory_recovery.failure_report(end, failure, draft, view)
+    match respond(report, state, memory_recovery.constraints_of(failure.pod, view)):
         case Changed() as answer:
-            record_answer(answer, draft)
+            memory_recovery.record_answer(answer, draft)
             _continue(end, ConditionReason.MEMORY_PLAN_CHANGED, answer.message, draft)
         case Restart() as answer:
             draft.set(restarts=answer.state.restarts)
@@ -117,7 +104,7 @@ def _continue(end: AttemptResult, reason: ConditionReason, message: str, draft: 
     if end.reason == AttemptReason.PLACEMENT_TIMED_OUT:
         draft.condition(ConditionType.SCHEDULED, False, ConditionReason.PLACEMENT_TIMED_OUT, message)
         draft.event("Warning", EventReason.PLACEMENT_TIMED_OUT, message)
-    elif end.reason not in REQUESTED:
+    elif end.reason not in timers.REQUESTED:
         draft.condition(ConditionType.RECOVERING, True, reason, message)
         if reason != ConditionReason.MEMORY_PLAN_CHANGED:  # which the Events OutOfMemory and PlanChanged have reported
             draft.event("Warning", EventReason.RESTARTING, f"{end.reason.value}: {message}")
@@ -142,12 +129,12 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
     if _spec_has_changed(view):
         _resume(view, draft)
         return Desired()
-    if view.holds(ConditionType.FAILED) and view.status.failure is None:  # by an earlier version of the operator
-        draft.set(failure=_present_spec(view))
+    if view.holds(ConditionType.FAILED) and view.status.failure is None:
+        draft.set(failure=_present_spec(view))  # a later change resumes the job
     ended = view.status.completion_time
     if ended is None:
         draft.set(completion_time=view.now)
-    seconds_left = seconds_to_live(view)
+    seconds_left = timers.seconds_to_live(view)
     if seconds_left == 0.0:
         return Desired(delete_job=True)
     exit_seconds_left = max(0.0, _EXIT_SECONDS - elapsed_seconds(ended, view.now)) if ended else 0.0

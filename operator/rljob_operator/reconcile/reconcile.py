@@ -21,15 +21,7 @@ from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.placement import queue_of
-from rljob_operator.reconcile.conditions import (
-    record_progress,
-    set_degraded_condition,
-    set_memory_pressure_condition,
-    set_recovering_condition,
-    set_running_condition,
-    set_scheduled_condition,
-    settling_seconds_left,
-)
+from rljob_operator.reconcile import conditions, pods, timers
 from rljob_operator.reconcile.desired import AttemptResult, Desired
 from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
 from rljob_operator.reconcile.finished import conclude, fail, resumption_message, run_finished
@@ -47,27 +39,7 @@ from rljob_operator.reconcile.pod_deletion import (
     uses_finalizer,
     workloads_to_delete,
 )
-from rljob_operator.reconcile.pods import (
-    begin_in_place,
-    build,
-    create_missing,
-    delete_lost,
-    lost_pods,
-    record_replacements,
-    restart_seconds_left,
-    without,
-)
 from rljob_operator.reconcile.status import StatusDraft, bounded, display, due_write, summarize
-from rljob_operator.reconcile.timers import (
-    cannot_start,
-    counted_attempts,
-    deadline_exceeded,
-    deadline_seconds_left,
-    overdue_seconds_left,
-    placement_retry_seconds,
-    restart_delay_seconds,
-    start_seconds_left,
-)
 from rljob_operator.reconcile.view import (
     JobView,
     Stage,
@@ -120,7 +92,7 @@ def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) ->
 
     view = build_view(observed, observed.job, settings, now)
     draft = StatusDraft(view.status, observed.generation, now)
-    record_progress(view, draft)
+    conditions.record_progress(view, draft)
     record_plan(view, draft)
     if view.stage is not Stage.FINISHED and draft.reason(ConditionType.FAILED) != ConditionReason.RESUMED:
         draft.reset(ConditionType.FAILED)  # an invalid spec may have been fixed
@@ -166,19 +138,19 @@ _GARBAGE_COLLECTED_WITHIN_SECONDS = 60.0
 def _run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if view.leftovers:
         return delete_before_next_attempt(view.leftovers, view, draft)
-    set_degraded_condition(view, draft)  # before the attempt is judged: the report of the last step comes with its end
-    lost = lost_pods(view)
-    judged = without(lost, view)
+    conditions.set_degraded(view, draft)  # before the attempt is judged: the report of the last step comes with its end
+    lost = pods.lost_pods(view)
+    judged = pods.without(lost, view)
     if end := attempt_result(judged) or _reason_to_stop(view, judged):
         conclude(end, draft, view)
         return Desired()
-    if record_replacements(lost, view, draft):
+    if pods.record_replacements(lost, view, draft):
         return Desired()
-    set_scheduled_condition(view, draft)
-    set_running_condition(view, draft)
-    set_recovering_condition(view, draft)
-    set_memory_pressure_condition(view, draft)
-    deletions = delete_lost(lost, view)
+    conditions.set_scheduled(view, draft)
+    conditions.set_running(view, draft)
+    conditions.set_recovering(view, draft)
+    conditions.set_memory_pressure(view, draft)
+    deletions = pods.delete_lost(lost, view)
     desired = _create_missing_pods(view, draft) if view.missing else _verify_objects(view)
     return replace(
         desired,
@@ -187,13 +159,13 @@ def _run_attempt(view: JobView, draft: StatusDraft) -> Desired:
         requeue_after_seconds=soonest(
             desired.requeue_after_seconds,
             deletions.requeue_after_seconds,
-            deadline_seconds_left(view),
+            timers.deadline_seconds_left(view),
             half_placed_seconds_left(view),
-            start_seconds_left(judged),
-            overdue_seconds_left(view),
-            settling_seconds_left(view),
+            timers.start_seconds_left(judged),
+            timers.overdue_seconds_left(view),
+            conditions.settling_seconds_left(view),
             seconds_until_cause_is_clear(view),
-            restart_seconds_left(view),
+            pods.restart_seconds_left(view),
         ),
     )
 
@@ -203,7 +175,7 @@ def _reason_to_stop(view: JobView, judged: JobView) -> AttemptResult | None:
     replaced."""
     if view.spec.suspend:
         return AttemptResult(AttemptReason.SUSPEND_REQUESTED, "spec.suspend is true")
-    return deadline_exceeded(view) or cannot_start(judged) or half_placed_too_long(view)
+    return timers.deadline_exceeded(view) or timers.cannot_start(judged) or half_placed_too_long(view)
 
 
 def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
@@ -221,14 +193,14 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
             reason = ConditionReason.OBJECT_LEFT_BEHIND
             message = f"{message}; delete the object with its finalizers, or rename the job"
         draft.condition(ConditionType.SCHEDULED, False, reason, message)
-    objects = build(view, view.attempt.number)
+    objects = pods.build(view, view.attempt.number)
     if isinstance(objects, str):
         _set_invalid_spec(objects, draft)
         return Desired()
     if ignored := sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods}):
         message = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, message)
-    desired = create_missing(objects, view)
+    desired = pods.create_missing(objects, view)
     return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
 
 
@@ -247,7 +219,7 @@ def _verify_objects(view: JobView) -> Desired:
     left = view.observed.objects_check_seconds
     if left != 0.0:
         return Desired(requeue_after_seconds=left)
-    objects = build(view, view.attempt.number)
+    objects = pods.build(view, view.attempt.number)
     if isinstance(objects, str):
         return Desired()
     others = tuple(manifest for manifest in objects.create if manifest["kind"] != "PersistentVolumeClaim")
@@ -264,7 +236,7 @@ def _stop_attempt(view: JobView, draft: StatusDraft) -> Desired:
     controller = view.controller
     if view.attempt.exit_code is None and controller and controller.end:
         draft.change_attempt(exit_code=controller.end.exit_code, to_step=draft.status.step)
-    if in_place := begin_in_place(view, draft):
+    if in_place := pods.begin_in_place(view, draft):
         return in_place
     if view.observed.pods:
         return delete_before_next_attempt(view.observed.pods, view, draft, view.missing)
@@ -292,14 +264,14 @@ def _next_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if draft.holds(ConditionType.SUSPENDED):
         draft.condition(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false again")
         draft.event("Normal", EventReason.RESUMED, resumption_message(view, draft))
-    if end := deadline_exceeded(view):
+    if end := timers.deadline_exceeded(view):
         fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
         return Desired()
     if obstacle := obstacle_to_pods(view):
         draft.condition(ConditionType.SCHEDULED, False, *obstacle)
-        return Desired(requeue_after_seconds=soonest(_OBSTACLE_RETRY_SECONDS, deadline_seconds_left(view)))
+        return Desired(requeue_after_seconds=soonest(_OBSTACLE_RETRY_SECONDS, timers.deadline_seconds_left(view)))
     if delay := _delay_seconds_left(view, draft):
-        return Desired(requeue_after_seconds=soonest(delay, deadline_seconds_left(view)))
+        return Desired(requeue_after_seconds=soonest(delay, timers.deadline_seconds_left(view)))
     _begin(view, draft)
     return Desired()
 
@@ -311,10 +283,10 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
         return 0.0
     if last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
         first, retries = view.settings.placement_retry_seconds, last.placement_retries
-        delay = placement_retry_seconds(first, retries, view.observed.uid)
+        delay = timers.placement_retry_seconds(first, retries, view.observed.uid)
         reason, cause = ConditionReason.PLACEMENT_TIMED_OUT, last.message or ""
     else:
-        delay = restart_delay_seconds(counted_attempts(draft.status), view.settings.restart_delay_seconds)
+        delay = timers.restart_delay_seconds(timers.counted_attempts(draft.status), view.settings.restart_delay_seconds)
         reason, cause = ConditionReason.WAITING_TO_RESTART, f"attempt {last.number} ended ({last.reason})"
     left = max(0.0, delay - elapsed_seconds(last.end_time, view.now))
     if left:
@@ -365,8 +337,6 @@ def _set_invalid_spec(problem: str, draft: StatusDraft) -> None:
     """Record that no attempt can use the spec. This is no failure of the job, which continues with a corrected spec."""
     if draft.reason(ConditionType.STALLED) != ConditionReason.INVALID_SPEC:
         draft.event("Warning", EventReason.INVALID_SPEC, problem)
-    if draft.holds(ConditionType.FAILED):  # as earlier versions of the operator reported an invalid spec
-        draft.reset(ConditionType.FAILED)
     draft.invalid_spec = f"{problem}; fix the spec with kubectl apply"
 
 
