@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rljob_api.quantity import shown
-from rljob_api.roles import PodTemplate
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names
 from rljob_operator.events import EventNote
@@ -78,29 +76,27 @@ def build_job_objects(attempt: JobAttempt, ray_token: str) -> JobObjects:
         ) from error
 
 
-_FREE_PARTS: dict[str, tuple[str, str, Any]] = {
-    "spec.controller.template": ("controller", "template", PodTemplate()),
-    "spec.policy.template": ("policy", "template", PodTemplate()),
-    "spec.rollout.template": ("rollout", "template", None),
-    "spec.checkpoint.volume": ("checkpoint", "volume", None),
-}
-"""Parts of a job that may have any content, with the field and its default."""
+_FREE_PARTS = ("spec.controller.template", "spec.policy.template", "spec.rollout.template", "spec.checkpoint.volume")
+"""Parts of a job that may have any content."""
 
 
 def _part_at_fault(attempt: JobAttempt, ray_token: str) -> str | None:
-    """Path of the first free part with which the objects cannot be built; None if they cannot be built without any
-    free part either: then it is a bug of RLJob."""
-    if not _can_be_built(attempt, (), ray_token):
+    """Return the path of the first free part with which the objects cannot be built; None if they cannot be built
+    without any free part either: then it is a bug of RLJob."""
+    if not _can_be_built(attempt, "", ray_token):
         return None
-    return next((path for path in _FREE_PARTS if not _can_be_built(attempt, (path,), ray_token)), "spec")
+    return next((path for path in _FREE_PARTS if not _can_be_built(attempt, path, ray_token)), "spec")
 
 
-def _can_be_built(attempt: JobAttempt, kept: Collection[str], ray_token: str) -> bool:
-    """True if the objects can be built with these of the free parts."""
+def _can_be_built(attempt: JobAttempt, kept: str, ray_token: str) -> bool:
+    """Return True if the objects can be built with this one of the free parts."""
     spec = attempt.job.spec
-    for path, (part, name, default) in _FREE_PARTS.items():
-        if path not in kept:
-            spec = spec.model_copy(update={part: getattr(spec, part).model_copy(update={name: default})})
+    for path in _FREE_PARTS:
+        _, name, field = path.split(".")
+        part = getattr(spec, name)
+        default = type(part).model_fields[field].get_default(call_default_factory=True)
+        if path != kept:
+            spec = spec.model_copy(update={name: part.model_copy(update={field: default})})
     try:
         _build(replace(attempt, job=attempt.job.model_copy(update={"spec": spec})), ray_token)
     except Exception:

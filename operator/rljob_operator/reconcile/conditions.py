@@ -17,7 +17,7 @@ from rljob_operator.reconcile.placement import growth_note, unplaceable
 from rljob_operator.reconcile.pods import waiting_for
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.timers import overdue_step, start_problem
-from rljob_operator.reconcile.view import JobView, Stage, elapsed_seconds
+from rljob_operator.reconcile.view import JobView, Stage, and_more, elapsed_seconds
 
 _SETTLING_SECONDS = 5.0
 """Pods that start soon after being scheduled need one write only: Scheduled is set after this time."""
@@ -100,9 +100,8 @@ def _ended(view: JobView, draft: StatusDraft) -> str | None:
         return None
     first = next((pod for pod in ended if pod.kept_by), ended[0])
     code = f" (exit code {first.end.exit_code})" if first.end else ""
-    more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
     kept = f"; {first.kept_by}" if first.kept_by else ""
-    return f"the trainer has ended in {first.name}{code}{more}; waiting for the other pods{kept}"
+    return f"the trainer has ended in {first.name}{code}{and_more(ended)}; waiting for the other pods{kept}"
 
 
 def _why_not_ready(view: JobView) -> str:
@@ -113,8 +112,8 @@ def _why_not_ready(view: JobView) -> str:
     if not slow:
         return "the pods have not started"
     # The kubelet reports a volume that cannot be attached or mounted in Events alone.
-    more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
-    return f"pod {slow[0].name}{more} has not started; for images and volumes, see kubectl describe pod {slow[0].name}"
+    name = slow[0].name
+    return f"pod {name}{and_more(slow)} has not started; for images and volumes, see kubectl describe pod {name}"
 
 
 def _sidecar_problem(pod: ObservedPod) -> str:

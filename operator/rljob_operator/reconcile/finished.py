@@ -16,7 +16,7 @@ from rljob_operator.reconcile.desired import AttemptResult, Desired, Failure
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status import StatusDraft, clipped
-from rljob_operator.reconcile.view import JobView, elapsed_seconds, soonest
+from rljob_operator.reconcile.view import JobView, and_more, elapsed_seconds, soonest
 
 _MAX_ATTEMPT_MESSAGE_CHARACTERS = 1024
 _ENDED = "the job has ended"
@@ -156,10 +156,10 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
 
 def _sidecars_run(pods: list[ObservedPod]) -> str:
     """Return a message about pods that sidecars keep from terminating."""
-    more, plural = (f" (and {len(pods) - 1} more)", "s") if len(pods) > 1 else ("", "")
+    plural = "s" if len(pods) > 1 else ""
     return (
-        f"{_ENDED}; {pods[0].kept_by or f'pod {pods[0].name} has not terminated'}{more}: the operator deletes the "
-        f"pod{plural} {_EXIT_SECONDS:.0f} s after the end, and the log is gone; to keep it, run "
+        f"{_ENDED}; {pods[0].kept_by or f'pod {pods[0].name} has not terminated'}{and_more(pods)}: the operator "
+        f"deletes the pod{plural} {_EXIT_SECONDS:.0f} s after the end, and the log is gone; to keep it, run "
         "sidecars as sidecar containers (initContainers with restartPolicy: Always)"
     )
 

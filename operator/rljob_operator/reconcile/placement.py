@@ -11,7 +11,7 @@ from rljob_operator.objects.placement import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.desired import AttemptResult
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
-from rljob_operator.reconcile.view import JobView, elapsed_seconds
+from rljob_operator.reconcile.view import JobView, and_more, elapsed_seconds
 
 Obstacle = tuple[ConditionReason, str]
 """Reason and message of the condition Scheduled while no pods are created."""
@@ -65,13 +65,13 @@ def refusal(view: JobView) -> Obstacle | None:
     if foreign := sorted(set(view.missing) & set(observed.foreign_pods)):
         message = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
         return ConditionReason.FOREIGN_POD, message
-    if observed.foreign_object:
-        return ConditionReason.FOREIGN_OBJECT, observed.foreign_object
-    if observed.missing_object:
-        return ConditionReason.MISSING_OBJECT, observed.missing_object
-    if observed.refused:
-        return ConditionReason.PODS_REFUSED, f"the API server refused: {observed.refused}{growth_note(view)}"
-    return None
+    refused = observed.refused and f"the API server refused: {observed.refused}{growth_note(view)}"
+    obstacles = (
+        (ConditionReason.FOREIGN_OBJECT, observed.foreign_object),
+        (ConditionReason.MISSING_OBJECT, observed.missing_object),
+        (ConditionReason.PODS_REFUSED, refused),
+    )
+    return next(((reason, message) for reason, message in obstacles if message), None)
 
 
 def unplaceable(view: JobView) -> str | None:
@@ -82,10 +82,9 @@ def unplaceable(view: JobView) -> str | None:
     if any(pod.role != "controller" for pod in waiting) and (lacking := _lacking_gpus(view)):
         return f"{lacking}{growth_note(view)}"
     pod = waiting[0]
-    others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
     nodes = view.status.plan.excluded_nodes if view.status.plan else []
     excluded = f"; the memory plan excludes {', '.join(nodes)}: add another node" if nodes else ""
-    return f"pod {pod.name}{others}: {pod.unschedulable}{excluded}{growth_note(view)}"
+    return f"pod {pod.name}{and_more(waiting)}: {pod.unschedulable}{excluded}{growth_note(view)}"
 
 
 def growth_note(view: JobView) -> str:
@@ -107,10 +106,10 @@ def _lacking_gpus(view: JobView) -> str | None:
     largest = max(nodes, key=lambda node: node.gpus)
     for group in view.layout.workers:
         if group.gpus > largest.gpus:
-            has = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
+            found = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
             return (
-                f"no node has {group.gpus} {resource}: {has}; add a node, or delete the job and create it again with a "
-                f"lower {group.role}.gpusPerReplica"
+                f"no node has {group.gpus} {resource}: {found}; add a node, or delete the job and create it again "
+                f"with a lower {group.role}.gpusPerReplica"
             )
     wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
     if wanted > total:

@@ -13,7 +13,7 @@ from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.timers import utc_text
-from rljob_operator.reconcile.view import JobView
+from rljob_operator.reconcile.view import JobView, and_more
 from rljob_operator.settings import OperatorSettings
 
 WITHOUT_WORKERS_SECONDS = 20
@@ -207,9 +207,8 @@ class Termination:
         pod = min(stuck, key=lambda pod: (self.removal_due_at(pod) is not None, pod.role != "controller", pod.name))
         removal = self.removal_due_at(pod)
         assert pod.deletion_due_at is not None
-        more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
         problem = (
-            f"pod {pod.name}{more} should have terminated by {utc_text(pod.deletion_due_at)} and has not; "
+            f"pod {pod.name}{and_more(stuck)} should have terminated by {utc_text(pod.deletion_due_at)} and has not; "
             f"{self._state_of_node(pod)}"
         )
         if removal is None:

@@ -337,6 +337,8 @@ def _set_invalid_spec(problem: str, draft: StatusDraft) -> None:
     """Record that no attempt can use the spec. This is no failure of the job, which continues with a corrected spec."""
     if draft.reason(ConditionType.STALLED) != ConditionReason.INVALID_SPEC:
         draft.event("Warning", EventReason.INVALID_SPEC, problem)
+    if draft.holds(ConditionType.FAILED):
+        draft.reset(ConditionType.FAILED)
     draft.invalid_spec = f"{problem}; fix the spec with kubectl apply"
 
 

@@ -100,8 +100,9 @@ class StatusDraft:
     def reason(self, type_: ConditionType) -> str:
         return self._conditions[type_].reason
 
-    def message(self, type_: ConditionType) -> str:
-        return self._conditions[type_].message
+    def explained(self, type_: ConditionType) -> tuple[str, str]:
+        """Return reason and message of a condition."""
+        return self._conditions[type_].reason, self._conditions[type_].message
 
     def observe_generation(self) -> None:
         """Record that every condition takes the present spec into account, which `kubectl wait` checks."""
@@ -170,11 +171,11 @@ def summarize(draft: StatusDraft) -> None:
 def _why_stalled(draft: StatusDraft) -> tuple[str, str] | None:
     """Return reason and message if nothing continues before a person acts."""
     if draft.holds(ConditionType.FAILED):
-        return draft.reason(ConditionType.FAILED), draft.message(ConditionType.FAILED)
+        return draft.explained(ConditionType.FAILED)
     if draft.invalid_spec is not None:
         return ConditionReason.INVALID_SPEC, draft.invalid_spec
     if draft.reason(ConditionType.SCHEDULED) in _NEEDS_A_PERSON:
-        return draft.reason(ConditionType.SCHEDULED), draft.message(ConditionType.SCHEDULED)
+        return draft.explained(ConditionType.SCHEDULED)
     return None
 
 
@@ -183,11 +184,11 @@ def _phase(draft: StatusDraft) -> tuple[ConditionReason, str]:
     invalid = draft.invalid_spec if not draft.holds(ConditionType.RUNNING) else None
     for type_, phase in (_FINAL if invalid else _FINAL | _PASSING).items():
         if draft.holds(type_):
-            return phase, draft.message(type_)
+            return phase, draft.explained(type_)[1]
     if invalid:
         return ConditionReason.INVALID, invalid
     waits = ConditionType.RUNNING if draft.holds(ConditionType.SCHEDULED) else ConditionType.SCHEDULED
-    return ConditionReason.PENDING, draft.message(waits)
+    return ConditionReason.PENDING, draft.explained(waits)[1]
 
 
 def display(status: RLJobStatus) -> StatusDisplay:

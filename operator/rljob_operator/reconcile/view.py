@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
@@ -259,7 +260,7 @@ def first_attempt_number(observed: ObservedJob) -> int:
     return reported + 1 if reported is not None and reported < LARGEST_NUMBER else 1
 
 
-# --- Time ---
+# --- Times and messages ---
 
 
 def possible_times(observed: ObservedJob, now: datetime) -> tuple[datetime, datetime]:
@@ -286,6 +287,11 @@ def _clip(value: Any, earliest: datetime, latest: datetime) -> Any:
         case list() if any(isinstance(element, BaseModel) for element in value):
             return [_clip(element, earliest, latest) for element in value]
     return value
+
+
+def and_more(pods: Sequence[ObservedPod]) -> str:
+    """Return ` (and 2 more)` for a message about the first of three pods; empty for one pod."""
+    return f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
 
 
 def elapsed_seconds(since: datetime, now: datetime) -> float:
