@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from rljob_api.topology import WorkerPods
 from rljob_memory.allocator import (
     ALLOCATOR_VARIABLE,
     IGNORED_ALLOCATOR_VARIABLE,
@@ -14,8 +15,7 @@ from rljob_memory.allocator import (
     torch_release,
 )
 from rljob_operator.events import EventNote
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.pod_layout import WorkerGroup
+from rljob_operator.objects.attempt import JobAttempt, template_path
 from rljob_operator.objects.pod_template import Pod, own_container
 
 _MAX_MESSAGE_CHARACTERS = 1024
@@ -23,7 +23,7 @@ _MAX_PROBLEMS = 10
 """Events about one role."""
 
 
-def default_allocator(attempt: JobAttempt, group: WorkerGroup) -> dict[str, str]:
+def default_allocator(attempt: JobAttempt, group: WorkerPods) -> dict[str, str]:
     """Return the variables of the allocator in the group's pods before the template."""
     if attempt.own_trainer:
         return allocator_environment(group.role, attempt.settings.trainer_torch_version)
@@ -38,28 +38,25 @@ def allocator_of(pod: Pod) -> dict[str, str]:
     return {ALLOCATOR_VARIABLE: entry["value"]} if entry and isinstance(entry.get("value"), str) else {}
 
 
-def settle_allocator(attempt: JobAttempt, group: WorkerGroup, before: Pod, merged: Pod) -> list[EventNote]:
+def settle_allocator(attempt: JobAttempt, group: WorkerPods, before: Pod, merged: Pod) -> list[EventNote]:
     """Move the user's allocator settings in a `merged` pod into the variable that torch reads, and return Events about
     them. `before`: the pod without the template."""
     default, given = _entry(before, ALLOCATOR_VARIABLE), _entry(merged, ALLOCATOR_VARIABLE)
     notes = []
+    path = template_path(group.role)
     if (ignored := _entry(merged, IGNORED_ALLOCATOR_VARIABLE)) is not None:
         own = given is default  # the merge has not touched it
         _replace_entries(merged, {**ignored, "name": ALLOCATOR_VARIABLE} if own else given)
-        done = (
-            f"renamed to {ALLOCATOR_VARIABLE}; use that name"
-            if own
-            else f"removed, because torch ignores it if both are set; set only {ALLOCATOR_VARIABLE}"
-        )
-        notes.append(
-            _note("Normal", "AllocatorSettingFolded", f"{IGNORED_ALLOCATOR_VARIABLE} in {group.path} is {done}")
-        )
+        renamed = f"renamed to {ALLOCATOR_VARIABLE}; use that name"
+        removed = f"removed, because torch ignores it if both are set; set only {ALLOCATOR_VARIABLE}"
+        message = f"{IGNORED_ALLOCATOR_VARIABLE} in {path} is {renamed if own else removed}"
+        notes.append(_note("Normal", "AllocatorSettingFolded", message))
         given = _entry(merged, ALLOCATOR_VARIABLE)
     if given is default:
         return notes
     settings = allocator_of(merged).get(ALLOCATOR_VARIABLE, "")
     value = f" to {settings[:_MAX_MESSAGE_CHARACTERS]!r}" if settings else ""
-    kept = f"{group.path} sets {ALLOCATOR_VARIABLE}{value}, and is respected"
+    kept = f"{path} sets {ALLOCATOR_VARIABLE}{value}, and is respected"
     problems = _problems(attempt, group, settings)[:_MAX_PROBLEMS]
     doubts = [_note("Warning", "AllocatorSettingDoubtful", f"{kept}: {problem}") for problem in problems]
     return notes + (doubts or [_note("Normal", "AllocatorSettingKept", kept)])
@@ -77,7 +74,7 @@ def _replace_entries(pod: Pod, entry: dict[str, Any] | None) -> None:
     container["env"] = others if entry is None else [*others, entry]
 
 
-def _problems(attempt: JobAttempt, group: WorkerGroup, settings: str) -> list[str]:
+def _problems(attempt: JobAttempt, group: WorkerPods, settings: str) -> list[str]:
     """Return the errors in the user's `settings`, and contradictions to the rest of the job."""
     version = attempt.torch_version
     problems = setting_problems(settings, torch_release(version) if version else None)

@@ -10,6 +10,7 @@ from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import API_VERSION
 from rljob_api.plan_change import PlanChange
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_memory.planning.prediction import Prediction
 from rljob_operator import labels
@@ -21,6 +22,11 @@ Gang = Literal["Native", "Kueue", "Volcano"]
 
 CONTAINER = "rljob"
 """Container of the trainer in every pod."""
+
+
+def template_path(role: str) -> str:
+    """Return the path of the template of a role in the manifest."""
+    return f"spec.{role}.template"
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,10 @@ class JobAttempt:
     def torch_version(self) -> str | None:
         """torch in the worker pods; None if unknown."""
         return self.settings.trainer_torch_version if self.spec.trainer is None else self.spec.trainer.torch_version
+
+    def template(self, role: Role) -> PodTemplate:
+        """Return the user's overrides of the pods of a role."""
+        return getattr(self.spec, role).template or PodTemplate()
 
     @property
     def gpu_resource(self) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rljob_api.quantity import shown
+from rljob_api.topology import WorkerPods
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names
 from rljob_operator.events import EventNote
 from rljob_operator.objects.allocator import allocator_of, default_allocator, settle_allocator
-from rljob_operator.objects.attempt import JobAttempt, Manifest
+from rljob_operator.objects.attempt import JobAttempt, Manifest, template_path
 from rljob_operator.objects.placement import (
     build_pod_group,
     exclude_nodes,
@@ -22,7 +23,6 @@ from rljob_operator.objects.placement import (
     place_controller,
     tolerate_gpu_nodes,
 )
-from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_resources import apply_planned_memory, refuse_gpus, require_gpus, set_predicted_limit
 from rljob_operator.objects.pod_template import merge_template, role_of
 from rljob_operator.objects.pod_volumes import has_plan_file
@@ -158,16 +158,16 @@ def _build_roles(attempt: JobAttempt) -> list[_RolePods]:
 
 
 def _build_controller(attempt: JobAttempt) -> _RolePods:
-    path = "spec.controller.template"
-    pod = merge_template(build_controller_pod(attempt), attempt.spec.controller.template, path)
+    path = template_path("controller")
+    pod = merge_template(build_controller_pod(attempt), attempt.template("controller"), path)
     refuse_gpus(attempt, pod, path)
     place_controller(pod["spec"], attempt.controller_placement, attempt.gpu_resource)
     return _RolePods(pod, [names.controller_pod_name(attempt.name)])
 
 
-def _build_workers(attempt: JobAttempt, group: WorkerGroup) -> _RolePods:
+def _build_workers(attempt: JobAttempt, group: WorkerPods) -> _RolePods:
     before = build_worker_pod(attempt, group, default_allocator(attempt, group))
-    pod = merge_template(before, group.template, group.path)
+    pod = merge_template(before, attempt.template(group.role), template_path(group.role))
     require_gpus(attempt, group, pod)
     notices = settle_allocator(attempt, group, before, pod)
     set_predicted_limit(pod, attempt, group)
@@ -190,9 +190,9 @@ def _finish(pod: Manifest) -> int:
     size_bytes = len(spec) + len(json.dumps(pod["metadata"]))
     if size_bytes > MAX_BYTES_OF_A_POD:
         raise InvalidTemplate(
-            f"spec.{role_of(pod)}.template: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a pod, "
-            f"found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts into a "
-            "ConfigMap that the pods mount"
+            f"{template_path(role_of(pod))}: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a "
+            f"pod, found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts "
+            "into a ConfigMap that the pods mount"
         )
     return size_bytes
 

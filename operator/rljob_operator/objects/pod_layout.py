@@ -9,7 +9,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
-from rljob_api.topology import worker_pods
+from rljob_api.topology import WorkerPods, worker_pods
 from rljob_memory.planning.host_memory import DeviceKind
 from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
@@ -18,30 +18,10 @@ from rljob_operator.names import controller_pod_name, worker_pod_name
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerGroup:
-    """Worker pods that differ only in their index."""
-
-    role: Role
-    """Role of the pods: policy, or rollout if engines have pods of their own."""
-    replicas: int
-    gpus: int
-    """GPUs of each pod."""
-    processes: int
-    """Processes of the role in each pod."""
-    template: PodTemplate
-    """Overrides by the user."""
-
-    @property
-    def path(self) -> str:
-        """Path of the template in the manifest."""
-        return f"spec.{self.role}.template"
-
-
-@dataclass(frozen=True, slots=True)
 class PodLayout:
     """Pods of an attempt, and the processes in them."""
 
-    workers: tuple[WorkerGroup, ...]
+    workers: tuple[WorkerPods, ...]
     """Policy pods first."""
     has_controller: bool
     """RLJob's own trainer runs in the pods; another trainer has no controller pod."""
@@ -51,14 +31,10 @@ class PodLayout:
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> PodLayout:
-        own_trainer = spec.trainer is None
-        templates = {"policy": spec.policy.template, "rollout": spec.rollout.template or PodTemplate()}
+        if spec.trainer is None:
+            return cls(worker_pods(spec), has_controller=True, gpus_per_engine=1)
         # Another trainer runs all of its processes in the policy's pods.
-        pods = worker_pods(spec) if own_trainer else worker_pods(spec)[:1]
-        groups = tuple(
-            WorkerGroup(of.role, of.replicas, of.gpus, of.processes_per_pod, templates[of.role]) for of in pods
-        )
-        return cls(groups, own_trainer, 1 if own_trainer else spec.rollout.tensor_parallel_size)
+        return cls(worker_pods(spec)[:1], has_controller=False, gpus_per_engine=spec.rollout.tensor_parallel_size)
 
     @property
     def worker_count(self) -> int:
@@ -67,7 +43,7 @@ class PodLayout:
     @property
     def policy_ranks(self) -> int:
         """Ranks of the policy in all pods; each has a GPU, if the pods have any."""
-        return self.workers[0].replicas * self.workers[0].processes
+        return self.workers[0].processes
 
     @property
     def pod_count(self) -> int:
@@ -101,9 +77,9 @@ class PodLayout:
         """Processes of `role` in each of its pods, as they are numbered in reports."""
         if role == "controller":
             return 1
-        return max(self._group_of(role).processes // (self.gpus_per_engine if role == "rollout" else 1), 1)
+        return max(self._group_of(role).processes_per_pod // (self.gpus_per_engine if role == "rollout" else 1), 1)
 
-    def _group_of(self, role: Role) -> WorkerGroup:
+    def _group_of(self, role: Role) -> WorkerPods:
         """The pods that contain the processes of `role`. Colocated engines are in the policy's pods."""
         return next((group for group in self.workers if group.role == role), self.workers[0])
 

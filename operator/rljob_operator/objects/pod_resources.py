@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.quantity import byte_quantity, quantity_value, shown
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.pod_layout import WorkerGroup, predicted_limit_bytes
+from rljob_api.topology import WorkerPods
+from rljob_operator.objects.attempt import JobAttempt, template_path
+from rljob_operator.objects.pod_layout import predicted_limit_bytes
 from rljob_operator.objects.pod_template import Pod, is_controller, limits_and_requests, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
 from rljob_operator.objects.strategic_merge import InvalidTemplate
@@ -30,15 +31,16 @@ def refuse_gpus(attempt: JobAttempt, pod: Pod, path: str) -> None:
         )
 
 
-def require_gpus(attempt: JobAttempt, group: WorkerGroup, pod: Pod) -> None:
+def require_gpus(attempt: JobAttempt, group: WorkerPods, pod: Pod) -> None:
     """Raise InvalidTemplate if the container `rljob` does not request `gpusPerReplica` GPUs of a configured kind, or if
     another container requests any."""
     own, kinds = own_container(pod), attempt.settings.gpu_resources
-    path = f"{group.path}.spec.containers[{own['name']}].resources"
-    for container, resource in _requested_gpus(attempt, pod, group.path):
+    template = template_path(group.role)
+    path = f"{template}.spec.containers[{own['name']}].resources"
+    for container, resource in _requested_gpus(attempt, pod, template):
         if container is not own:
             raise InvalidTemplate(
-                f"{group.path}.spec: the container {container['name']} requests {resource}, but only the container "
+                f"{template}.spec: the container {container['name']} requests {resource}, but only the container "
                 f"{own['name']} may: it has all GPUs of the pod, spec.{group.role}.gpusPerReplica; remove it"
             )
         if resource not in kinds and _GPU.fullmatch(resource):
@@ -79,7 +81,7 @@ def _requested_gpus(attempt: JobAttempt, pod: Pod, path: str) -> Iterator[tuple[
                     yield container, resource
 
 
-def set_predicted_limit(pod: Pod, attempt: JobAttempt, group: WorkerGroup) -> None:
+def set_predicted_limit(pod: Pod, attempt: JobAttempt, group: WorkerPods) -> None:
     """Set the predicted memory limit if the template has none."""
     limit = predicted_limit_bytes(attempt.spec, group.role)
     if limit is not None:

@@ -12,12 +12,13 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
+from rljob_api.topology import WorkerPods
 from rljob_memory.allocator import NO_GPU
 from rljob_memory.next_plan import adapter_changes
 from rljob_memory.plan_settings import name_of
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, object_metadata, pod_labels
-from rljob_operator.objects.pod_layout import WorkerGroup, predicted_request
+from rljob_operator.objects.pod_layout import predicted_request
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
 from rljob_operator.objects.supporting_objects import RAY_PORT, RENDEZVOUS_PORT, TOKEN_KEY, account_name, service_host
 
@@ -57,7 +58,7 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
     return pod
 
 
-def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> Manifest:
+def build_worker_pod(attempt: JobAttempt, group: WorkerPods, allocator: Mapping[str, str]) -> Manifest:
     """Build the first pod of the group, before the user's template and before placement. `allocator`: the variables of
     the role's allocator."""
     trainer = attempt.spec.trainer
@@ -87,7 +88,7 @@ def at_index(pod: Manifest, index: int, name: str) -> Manifest:
     }
 
 
-def _worker_resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
+def _worker_resources(attempt: JobAttempt, group: WorkerPods) -> dict[str, Any]:
     """Return the requests, and the limit of GPUs. The memory limit depends on the template."""
     ranks = max(group.gpus, 1)
     memory = predicted_request(attempt.prediction, group.role) or f"{_MEMORY_GIB_PER_GPU * ranks}Gi"
@@ -210,7 +211,7 @@ def _ray_variables(attempt: JobAttempt) -> Variables:
     ]
 
 
-def _rendezvous_variables(attempt: JobAttempt, group: WorkerGroup) -> Variables:
+def _rendezvous_variables(attempt: JobAttempt, group: WorkerPods) -> Variables:
     """Return the rendezvous of another trainer, in the variables of torchrun."""
     return [
         {"name": "PET_NNODES", "value": str(group.replicas)},

@@ -100,8 +100,9 @@ def _ended(view: JobView, draft: StatusDraft) -> str | None:
         return None
     first = next((pod for pod in ended if pod.kept_by), ended[0])
     code = f" (exit code {first.end.exit_code})" if first.end else ""
+    more = f" and {len(ended) - 1} more" if len(ended) > 1 else ""
     kept = f"; {first.kept_by}" if first.kept_by else ""
-    return f"the trainer has ended in {first.name}{code}{and_more(ended)}; waiting for the other pods{kept}"
+    return f"the trainer has ended in {first.name}{code}{more}; waiting for the other pods{kept}"
 
 
 def _why_not_ready(view: JobView) -> str:
