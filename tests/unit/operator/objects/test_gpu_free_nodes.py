@@ -94,7 +94,7 @@ def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
 @pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 def test_the_users_template_is_left_as_it_was(placement: str) -> None:
     affinity = requires({"key": "zone", "operator": "In", "values": ["a"]})
-    a_job = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})
-    before = a_job.model_dump_json()
-    objects(a_job, controller_placement=placement)
-    assert a_job.model_dump_json() == before
+    given = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})
+    before = given.model_dump_json()
+    objects(given, controller_placement=placement)
+    assert given.model_dump_json() == before

@@ -47,12 +47,12 @@ JOBS: dict[str, Object] = {
 @pytest.mark.parametrize("run_as_user", [10001, 0])
 @pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
 def test_every_object_belongs_to_the_job_and_every_pod_is_restricted(spec: Object, run_as_user: int) -> None:
-    a_job = job(**spec)
-    before = a_job.model_dump_json()
+    given = job(**spec)
+    before = given.model_dump_json()
     with_settings = settings(probe_image="registry/rljob/operator:1", run_as_user=run_as_user)
-    built = objects(a_job, with_settings, plan=PLAN, gang="Volcano")
-    assert objects(a_job, with_settings, plan=PLAN, gang="Volcano") == built
-    assert a_job.model_dump_json() == before
+    built = objects(given, with_settings, plan=PLAN, gang="Volcano")
+    assert objects(given, with_settings, plan=PLAN, gang="Volcano") == built
+    assert given.model_dump_json() == before
     for manifest in (*built.apply, *built.create, *built.pods):
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("RLJob", UID)

@@ -90,7 +90,7 @@ def test_a_field_named_like_a_keyed_list_elsewhere_is_just_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"containers": {"name": "rljob"}}, r"^template.spec.containers: expected a list, found an object$"),
         ({"containers": ["rljob"]}, r"^template.spec.containers\[0\]: expected an object, found a value$"),
@@ -101,8 +101,8 @@ def test_a_field_named_like_a_keyed_list_elsewhere_is_just_a_field() -> None:
         ({"volumes": [{"name": "a"}, {"name": "a"}]}, r"^template.spec.volumes\[1\]: name a appears twice"),
     ],
 )
-def test_what_cannot_be_merged_is_told_with_its_place(spec: Object, said: str) -> None:
-    with pytest.raises(InvalidTemplate, match=said):
+def test_a_patch_that_does_not_fit_is_refused_with_its_path(spec: Object, message: str) -> None:
+    with pytest.raises(InvalidTemplate, match=message):
         merged(spec)
 
 

@@ -99,12 +99,14 @@ class AnyCluster(RuleBasedStateMachine):
         if pod is not None and pod.node is None:
             self.cluster.unschedulable("0/2 nodes are available", name) if unschedulable else self.cluster.place(name)
 
-    @rule(name=PODS, code=st.sampled_from(_EXIT_CODES), said=st.booleans())
-    def a_pod_ends(self, name: str, code: int, said: bool) -> None:
+    @rule(name=PODS, code=st.sampled_from(_EXIT_CODES), with_message=st.booleans())
+    def a_pod_ends(self, name: str, code: int, with_message: bool) -> None:
         pod = self.cluster.pods.get(name)
         if pod is not None and pod.started and not pod.ended:
             step = 60 if code == 0 else None
-            self.cluster.end(name, code, sentence="it ended" if said else None, step=step if said else None)
+            self.cluster.end(
+                name, code, message="it ended" if with_message else None, step=step if with_message else None
+            )
 
     @rule(name=PODS, gracefully=st.booleans())
     def somebody_deletes_a_pod(self, name: str, gracefully: bool) -> None:
@@ -124,10 +126,10 @@ class AnyCluster(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.status is not None and self.cluster.status.attempts)
     @rule(step=st.integers(0, 60), pending=st.sampled_from([None, 80, 81, 83]))
     def the_trainer_reports(self, step: int, pending: int | None) -> None:
-        end = {"exitCode": pending, "message": "it cannot go on"} if pending else None
+        end = {"exitCode": pending, "message": "it cannot continue"} if pending else None
         self.cluster.reports(step, pending_exit=end)
 
-    # --- people ---
+    # --- users ---
 
     @rule()
     def somebody_toggles_suspend(self) -> None:
@@ -173,7 +175,7 @@ class AnyCluster(RuleBasedStateMachine):
             cluster.tick(400).settled()
             all_run = len(cluster.pods) == 3 and all(pod.ready and not pod.deleting for pod in cluster.pods.values())
             if all_run and not cluster.deleting:
-                cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
+                cluster.end(CONTROLLER, 0, message="all steps are committed", step=60)
         if cluster.deleting:
             assert cluster.gone
         elif cluster.status is not None and cluster.phase != "Suspended":
@@ -202,7 +204,7 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             try:
                 desired = cluster.round(dies_after_writes=left if left is not None and left >= 0 else None)
             except OperatorDied:
-                cluster.writes += 1  # the write that never came; the next operator goes on
+                cluster.writes += 1  # the write that never came; the next operator continues
                 continue
             if replace(desired, requeue_after_seconds=None) == Desired():
                 return
@@ -220,9 +222,9 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             pending = {"exitCode": int(code), "message": "it failed"} if in_place else None
             cluster.reports(30, pending_exit=pending)
             settle()
-            cluster.restart() if in_place else cluster.end(CONTROLLER, code, sentence="it failed", step=30)
+            cluster.restart() if in_place else cluster.end(CONTROLLER, code, message="it failed", step=30)
             cluster.tick(20)
-    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
+    cluster.end(CONTROLLER, 0, message="all steps are committed", step=60)
     settle()
     cluster.finish_deletions()
     settle()
