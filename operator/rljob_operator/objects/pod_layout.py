@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from rljob_api.job import RLJobSpec
 from rljob_api.quantity import byte_quantity, quantity_bytes
-from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
 from rljob_api.topology import WorkerPods, worker_pods
-from rljob_memory.planning.host_memory import DeviceKind
+from rljob_memory.planning.host_memory import DeviceKind, HostMemory
 from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
 from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
 from rljob_memory.planning.prediction import Prediction, predict_before_plan
@@ -96,9 +95,16 @@ def predict_memory(spec: RLJobSpec) -> Prediction | None:
     return None if shape is None else predict_before_plan(spec, shape, device)
 
 
+def _host_memory(prediction: Prediction | None, role: Role) -> HostMemory | None:
+    """Return the part of the prediction for one worker pod of `role`."""
+    if prediction is None or role == "controller":
+        return None
+    return prediction.rollout if role == "rollout" else prediction.worker
+
+
 def predicted_request(prediction: Prediction | None, role: Role) -> str | None:
     """Return the memory request of a worker whose template has none; None if nothing is predicted."""
-    host = prediction and (prediction.rollout if role == "rollout" else prediction.worker)
+    host = _host_memory(prediction, role)
     return byte_quantity(request_bytes(host.peak_bytes)) if host else None
 
 
@@ -108,13 +114,10 @@ def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
     None if it is the user's, or a LimitRange's, or if nothing is predicted. `limits: {memory: null}` in the template
     keeps a pod without a limit.
     """
-    prediction = None if role == "controller" else predict_memory(spec)
-    if prediction is None:
+    host = _host_memory(predict_memory(spec), role)
+    if host is None:
         return None
-    template, host = spec.policy.template, prediction.worker
-    if role == "rollout" and prediction.rollout is not None:
-        template, host = spec.rollout.template or PodTemplate(), prediction.rollout
-    resources = resources_in(template)
+    resources = resources_in(getattr(spec, role).template)
     limits, requests = resources.get("limits"), resources.get("requests")
     if isinstance(limits, Mapping) and "memory" in limits:
         return None
