@@ -67,7 +67,6 @@ def _entry(pod: Pod, variable: str) -> dict[str, Any] | None:
 
 
 def _replace_entries(pod: Pod, entry: dict[str, Any] | None) -> None:
-    """Replace the variables of the allocator by `entry`."""
     container = own_container(pod)
     names = (ALLOCATOR_VARIABLE, IGNORED_ALLOCATOR_VARIABLE)
     others = [other for other in container["env"] if other["name"] not in names]

@@ -89,7 +89,6 @@ def _part_at_fault(attempt: JobAttempt, ray_token: str) -> str | None:
 
 
 def _can_be_built(attempt: JobAttempt, kept: str, ray_token: str) -> bool:
-    """Return True if the objects can be built with this one of the free parts."""
     spec = attempt.job.spec
     for path in _FREE_PARTS:
         _, name, field = path.split(".")

@@ -96,7 +96,6 @@ def predict_memory(spec: RLJobSpec) -> Prediction | None:
 
 
 def _host_memory(prediction: Prediction | None, role: Role) -> HostMemory | None:
-    """Return the part of the prediction for one worker pod of `role`."""
     if prediction is None or role == "controller":
         return None
     return prediction.rollout if role == "rollout" else prediction.worker

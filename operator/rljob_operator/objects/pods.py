@@ -200,7 +200,6 @@ def _job_variables(attempt: JobAttempt, role: Role) -> Variables:
 
 
 def _ray_variables(attempt: JobAttempt) -> Variables:
-    """Return the additional variables of RLJob's own trainer."""
     token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name, attempt.uid), "key": TOKEN_KEY}}
     return [
         {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
@@ -212,7 +211,6 @@ def _ray_variables(attempt: JobAttempt) -> Variables:
 
 
 def _rendezvous_variables(attempt: JobAttempt, group: WorkerPods) -> Variables:
-    """Return the rendezvous of another trainer, in the variables of torchrun."""
     return [
         {"name": "PET_NNODES", "value": str(group.replicas)},
         _from_label("PET_NODE_RANK", labels.INDEX),

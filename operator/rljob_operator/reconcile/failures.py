@@ -125,7 +125,6 @@ def _pending_exit(view: JobView) -> AttemptResult | None:
 
 
 def _init_container_failed(view: JobView) -> AttemptResult | None:
-    """The trainer cannot start."""
     for pod in view.pods:
         failure = pod.failed_init_container
         if failure and not (pod.disruption or pod.deleting):

@@ -155,7 +155,6 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
 
 
 def _sidecars_run(pods: list[ObservedPod]) -> str:
-    """Return a message about pods that sidecars keep from terminating."""
     plural = "s" if len(pods) > 1 else ""
     return (
         f"{_ENDED}; {pods[0].kept_by or f'pod {pods[0].name} has not terminated'}{and_more(pods)}: the operator "

@@ -85,7 +85,6 @@ class StatusDraft:
             self.condition(type_, False, *_INITIAL[type_])
 
     def no_pods_run(self, reason: ConditionReason, message: str) -> None:
-        """Set Scheduled and Running to false."""
         for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
             self.condition(type_, False, reason, message)
 
@@ -101,7 +100,6 @@ class StatusDraft:
         return self._conditions[type_].reason
 
     def explained(self, type_: ConditionType) -> tuple[str, str]:
-        """Return reason and message of a condition."""
         return self._conditions[type_].reason, self._conditions[type_].message
 
     def observe_generation(self) -> None:
