@@ -35,7 +35,7 @@ _EXIT_CODES = [0, 1, 80, 81, 82, 83, 84, 85, 137, 143]
 
 
 class AnyCluster(RuleBasedStateMachine):
-    """People, kubelets, the scheduler and a mortal operator, in any order."""
+    """Users, kubelets, the scheduler and an operator that dies, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class AnyCluster(RuleBasedStateMachine):
             self.cluster.round(dies_after_writes=writes)
 
     @rule()
-    def remembers_what_it_saw(self) -> None:
+    def remembers_its_observation(self) -> None:
         self.old = self.cluster.snapshot()
 
     @precondition(lambda self: self.old is not None and not self.cluster.deleting)
@@ -109,18 +109,18 @@ class AnyCluster(RuleBasedStateMachine):
             )
 
     @rule(name=PODS, gracefully=st.booleans())
-    def somebody_deletes_a_pod(self, name: str, gracefully: bool) -> None:
+    def a_pod_is_deleted(self, name: str, gracefully: bool) -> None:
         if name in self.cluster.pods:
             self.cluster.delete_pod(name) if gracefully else self.cluster.vanish(name)
 
     @rule(names=st.sets(PODS))
-    def containers_start_anew(self, names: set[str]) -> None:
+    def containers_restart(self, names: set[str]) -> None:
         for name in names & self.cluster.pods.keys():
             if not self.cluster.pods[name].ended:
                 self.cluster.restart(name)
 
     @rule()
-    def pods_that_are_going_go(self) -> None:
+    def deleted_pods_terminate(self) -> None:
         self.cluster.finish_deletions()
 
     @precondition(lambda self: self.cluster.status is not None and self.cluster.status.attempts)
@@ -132,19 +132,19 @@ class AnyCluster(RuleBasedStateMachine):
     # --- users ---
 
     @rule()
-    def somebody_toggles_suspend(self) -> None:
+    def a_user_toggles_suspend(self) -> None:
         self.cluster.change_spec(suspend=not self.cluster.spec.get("suspend", False))
 
     @rule()
-    def somebody_retries(self) -> None:
+    def a_user_retries(self) -> None:
         self.cluster.change_spec(retry=self.cluster.spec.get("retry", 0) + 1)
 
     @rule()
-    def somebody_loses_the_status(self) -> None:
+    def the_status_is_lost(self) -> None:
         self.cluster.set_status(RLJobStatus())
 
     @rule()
-    def somebody_deletes_the_job(self) -> None:
+    def a_user_deletes_the_job(self) -> None:
         if self.cluster.finalizer:
             self.cluster.delete_job()
 
@@ -167,7 +167,7 @@ class AnyCluster(RuleBasedStateMachine):
             assert not any(pod.node and not pod.ended for pod in self.cluster.pods.values())
 
     def teardown(self) -> None:
-        """Once everything calms down, the job comes to its end, or waits where it was asked to."""
+        """Once everything calms down, the job comes to its end, or waits if it is suspended."""
         cluster = self.cluster
         for _ in range(40):
             cluster.settled().finish_deletions()
