@@ -11,8 +11,8 @@ from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, Remedy
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.view import condition_of, elapsed_seconds
 
-_MAX_MESSAGE_CHARACTERS = 32_768
-"""Of a condition, as the API allows."""
+_MAX_MESSAGE_CHARACTERS = 4096
+"""Of a condition. The API allows more, but an object must not be too large for the API server."""
 
 _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
@@ -278,8 +278,6 @@ def _decisive(status: RLJobStatus) -> dict[str, Any]:
 
 
 MAX_STATUS_BYTES = 512_000
-_MAX_KEPT_CHARACTERS = 4096
-"""Of the message of a condition."""
 
 
 def bounded(status: RLJobStatus) -> RLJobStatus:
@@ -290,11 +288,7 @@ def bounded(status: RLJobStatus) -> RLJobStatus:
     plan changes too. The latest of each always stay.
     """
     attempts = [attempt.model_copy(update={"restarts_before": {}}) for attempt in status.attempts[:-1]]
-    conditions = [
-        condition.model_copy(update={"message": clipped(condition.message, _MAX_KEPT_CHARACTERS)})
-        for condition in status.conditions
-    ]
-    status = status.model_copy(update={"attempts": attempts + status.attempts[-1:], "conditions": conditions})
+    status = status.model_copy(update={"attempts": attempts + status.attempts[-1:]})
     while len(status.model_dump_json(by_alias=True, exclude_none=True).encode()) > MAX_STATUS_BYTES:
         attempts, changes = status.attempts, status.plan_changes
         if len(changes) > 1 and (len(attempts) <= 1 or changes[0].attempt <= attempts[0].number):
