@@ -13,6 +13,7 @@ from dataclasses import replace
 from rljob_api.conditions import AttemptReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_api.status import AttemptStatus
+from rljob_api.step_report import ExitDecision
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventReason
@@ -25,7 +26,7 @@ from rljob_operator.reconcile.placement import controller_placement, gang_of, un
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.timers import counted_attempts, restart_delay_seconds, start_problem
-from rljob_operator.reconcile.view import JobView, elapsed_seconds, soonest
+from rljob_operator.reconcile.view import JobView, elapsed_seconds, is_finished, soonest
 
 
 def create_missing(objects: JobObjects, view: JobView) -> Desired:
@@ -156,6 +157,26 @@ def stuck_in_restarts(view: JobView) -> AttemptResult | None:
             )
             return AttemptResult(AttemptReason.RESTART_LOOP, message, Failure(), ExitCode.RESTART_IN_PLACE)
     return None
+
+
+def exit_decision(view: JobView) -> ExitDecision | None:
+    """Return the decision for a waiting controller; None if none waits, or if it has it.
+
+    Taken from the stored status, so that it follows the record of the next attempt and the settings in the ConfigMap. A
+    controller whose pods are replaced gets none: its pod is deleted, and the signal ends the wait.
+    """
+    report, latest = view.report, view.attempt
+    waits = any(pod.role == "controller" and not pod.ended and not pod.deleting for pod in view.observed.pods)
+    if not waits or report is None or report.attempt is None or report.pending_exit is None:
+        return None
+    waiting = report.attempt
+    if is_finished(view.status):
+        decision = ExitDecision(attempt=waiting)
+    elif latest is None or latest.number <= waiting or latest.pods_of_attempt is None:
+        return None
+    else:
+        decision = ExitDecision(attempt=waiting, next_attempt=latest.number, plan_generation=latest.plan_generation)
+    return None if decision == report.decision else decision
 
 
 # --- Lost rollout pods ---

@@ -16,7 +16,6 @@ from datetime import datetime
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.status import AttemptStatus
-from rljob_api.step_report import ExitDecision
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventNote, EventReason
@@ -46,7 +45,6 @@ from rljob_operator.reconcile.view import (
     build_view,
     elapsed_seconds,
     first_attempt_number,
-    is_finished,
     soonest,
 )
 from rljob_operator.settings import OperatorSettings
@@ -102,7 +100,7 @@ def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) ->
         Stage.STOPPING: _stop_attempt,
         Stage.FINISHED: run_finished,
     }
-    desired = replace(stages[view.stage](view, draft), decision=exit_decision(view))
+    desired = replace(stages[view.stage](view, draft), decision=pods.exit_decision(view))
     return _with_status(desired, draft, observed, settings, now)
 
 
@@ -340,26 +338,3 @@ def _set_invalid_spec(problem: str, draft: StatusDraft) -> None:
     if draft.holds(ConditionType.FAILED):
         draft.reset(ConditionType.FAILED)
     draft.invalid_spec = f"{problem}; fix the spec with kubectl apply"
-
-
-# --- The answer to a controller that waits ---
-
-
-def exit_decision(view: JobView) -> ExitDecision | None:
-    """Return the decision for a waiting controller; None if none waits, or if it has it.
-
-    Taken from the stored status, so that it follows the record of the next attempt and the settings in the ConfigMap. A
-    controller whose pods are replaced gets none: its pod is deleted, and the signal ends the wait.
-    """
-    report, latest = view.report, view.attempt
-    waits = any(pod.role == "controller" and not pod.ended and not pod.deleting for pod in view.observed.pods)
-    if not waits or report is None or report.attempt is None or report.pending_exit is None:
-        return None
-    waiting = report.attempt
-    if is_finished(view.status):
-        decision = ExitDecision(attempt=waiting)
-    elif latest is None or latest.number <= waiting or latest.pods_of_attempt is None:
-        return None
-    else:
-        decision = ExitDecision(attempt=waiting, next_attempt=latest.number, plan_generation=latest.plan_generation)
-    return None if decision == report.decision else decision
