@@ -105,14 +105,10 @@ def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
         return None  # the pods of the next attempt differ in more than their labels
     draft.change_attempt(end_time=view.now, to_step=draft.status.step)
     draft.begin_attempt(
-        AttemptStatus(
-            number=ended.number + 1,
-            plan_generation=plan.generation if plan else 1,
-            start_time=view.now,
-            from_step=(draft.status.step or 0) + 1,
-            pods_of_attempt=ended.pods_of_attempt or ended.number,
-            restarts_before={pod.name: pod.restart_count for pod in view.pods},
-        )
+        ended.number + 1,
+        plan,
+        pods_of_attempt=ended.pods_of_attempt or ended.number,
+        restarts_before={pod.name: pod.restart_count for pod in view.pods},
     )
     draft.set(pods=view.pods_by_role)
     draft.reset(ConditionType.RUNNING)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
-from rljob_api.status import AttemptStatus
 from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventNote, EventReason
@@ -295,23 +294,15 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
     plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_profile)
-    last = draft.attempt
-    retries = 0
+    start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
+    draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
+    last, retries = draft.attempt, 0
     if last is not None and last.reason == AttemptReason.PLACEMENT_TIMED_OUT:
         # It committed nothing: its record is replaced by the next one.
         retries = last.placement_retries + 1
         draft.set(attempts=draft.status.attempts[:-1])
-    draft.begin_attempt(
-        AttemptStatus(
-            number=first_attempt_number(view.observed) if last is None else last.number + 1,
-            plan_generation=plan.generation if plan else 1,
-            start_time=view.now,
-            from_step=(draft.status.step or 0) + 1,
-            placement_retries=retries,
-        )
-    )
-    start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
-    draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
+    number = first_attempt_number(view.observed) if last is None else last.number + 1
+    draft.begin_attempt(number, plan, placement_retries=retries)
     draft.reset(ConditionType.SCHEDULED, ConditionType.RUNNING)
 
 

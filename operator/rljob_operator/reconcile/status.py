@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RemedyStatus, RLJobStatus, StatusDisplay
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.view import condition_of, elapsed_seconds
@@ -116,7 +117,15 @@ class StatusDraft:
         """The latest."""
         return self.status.attempts[-1] if self.status.attempts else None
 
-    def begin_attempt(self, attempt: AttemptStatus) -> None:
+    def begin_attempt(self, number: int, plan: MemoryPlan | None, **fields: Any) -> None:
+        """Record an attempt under `plan`, from the first step that is not committed."""
+        attempt = AttemptStatus(
+            number=number,
+            plan_generation=plan.generation if plan else 1,
+            start_time=self._now,
+            from_step=(self.status.step or 0) + 1,
+            **fields,
+        )
         self.set(attempts=[*self.status.attempts, attempt][-MAX_ATTEMPTS_KEPT:])
 
     def change_attempt(self, **fields: Any) -> None:
