@@ -77,6 +77,15 @@ def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     assert (plan.generation, plan.rollout_sleep_level) == (2, 0), "the answer to the failure, and nothing else"
 
 
+def test_the_record_of_the_attempt_has_the_plan_that_its_config_map_has() -> None:
+    """The pods wait for a file with that generation; a plan that is reported in the same reconcile is not in it."""
+    cluster = waiting()
+    cluster.round()
+    newer = PLAN.model_copy(update={"generation": 7})
+    settings = settings_of(cluster.reports(3, plan=newer, memory_profile=FACTS, pending_exit=PENDING).round())
+    cluster.expect(number=2, pods_of_attempt=1, plan_generation=settings.plan_generation, plan=newer)
+
+
 def test_pods_that_were_restarted_in_place_can_be_again() -> None:
     cluster = waiting()
     before = uids(cluster)
