@@ -57,7 +57,7 @@ def run_out(
 ) -> SimulatedCluster:
     """Let the controller end for memory. `overrides`: of its evidence."""
     found = evidence(cluster, **{"step": step + 1} | overrides)
-    return cluster.end(CONTROLLER, code, sentence="policy-1 ran out", step=step, evidence=found)
+    return cluster.end(CONTROLLER, code, message="policy-1 ran out", step=step, evidence=found)
 
 
 def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, facts: MemoryFacts = FACTS, **spec: Any) -> SimulatedCluster:
