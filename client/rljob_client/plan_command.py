@@ -82,7 +82,7 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
     if options.as_json:
         print(json.dumps(as_json(found), indent=2))
     else:
-        print("\n".join(report(spec, found)))
+        print("\n".join(report(spec, found, is_assumed=options.gpu is None and _gpu_of_this_machine() is None)))
     return DOES_NOT_FIT if found.lack else ExitCode.COMPLETE
 
 
@@ -210,10 +210,11 @@ def _gpu_of_this_machine() -> str | None:
 # --- the report ---
 
 
-def report(spec: RLJobSpec, found: Fit) -> Iterator[str]:
-    """The lines for people."""
+def report(spec: RLJobSpec, found: Fit, *, is_assumed: bool = False) -> Iterator[str]:
+    """The lines for people. `is_assumed`: neither the options nor this machine name a type of GPU."""
     setup, predicted, plan = found.setup, found.choice.budget, found.choice.plan
-    yield f"{_model(setup.model)} on {_machine(setup)}"
+    assumed = " (assumed; --gpu names another)" if is_assumed and setup.hardware.device == "cuda" else ""
+    yield f"{_model(setup.model)} on {_machine(setup)}{assumed}"
     yield ""
     yield found.sentence
     if setup.hardware.device == "cuda":

@@ -99,6 +99,8 @@ class Hardware:
 
 def type_of_product(product: str) -> str | None:
     """Name of the type of GPU with this product name, such as `NVIDIA H100 80GB HBM3`; None if it is unknown."""
+    if "MIG" in product:
+        return None  # a part of a GPU
     comparable = product.replace("-", " ")
     return next((name for part, name in _PRODUCT_NAMES.items() if part.replace("-", " ") in comparable), None)
 

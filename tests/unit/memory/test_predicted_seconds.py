@@ -118,4 +118,5 @@ def test_seconds_of_an_unnamed_gpu_are_those_of_the_closest_in_size() -> None:
     assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA A100-SXM4-80GB").gpu_type.name == "a100-80"
     assert Hardware("cuda", 39 * GIB, 0, gpu="NVIDIA-A100-SXM4-40GB").gpu_type.name == "a100-40"
     assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA H100 80GB HBM3").gpu_type.name == "h100"
+    assert Hardware("cuda", 9 * GIB, 0, gpu="NVIDIA H100 80GB HBM3 MIG 1g.10gb").gpu_type.name == "l4", "no whole H100"
     assert Hardware("cpu", 0, GIB).gpu_type.name == "cpu"

@@ -146,7 +146,7 @@ def hardware_of(hosts: RoleHosts) -> Hardware:
         device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
         engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
         host_memory_bytes=hosts.machine.host_memory_bytes,
-        gpu=hosts.machine.gpu_name,
+        gpu=hosts.machine.gpu_name[:64],
         shared_memory_bytes=hosts.shared_memory_bytes,
         layers_compiled=hosts.layers_compiled,
     )
