@@ -17,6 +17,7 @@ from torch._logging._internal import set_logs
 from torch.distributed.tensor import DTensor
 
 from rljob_testing.memory_plans import memory_plan
+from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy import rank as policy_rank
 from rljob_trainer.policy.config import LoraConfig
@@ -26,7 +27,6 @@ from rljob_trainer.policy.model import (
     checkpoint_activations,
     compilations,
     compile_layers,
-    read_policy_model,
     shard,
 )
 from rljob_trainer.policy.rank import PolicyRank

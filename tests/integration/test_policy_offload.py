@@ -21,6 +21,7 @@ from tests.integration.policy_processes import (
     scored_batch,
     sweep,
     tiny_model,
+    token_logprobs,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -168,10 +169,10 @@ def test_every_method_that_reads_weights_brings_them_back(tmp_path: Path) -> Non
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
         batch = scored_batch(2)
-        logprobs, digest = policy.call("token_logprobs", batch)[0], policy.call("weights_digest")
+        logprobs, digest = policy.run(token_logprobs, batch)[0], policy.call("weights_digest")
         model, weights = exported(policy, tmp_path / "first"), policy.run(sent)
         offloaded(policy)
-        assert [each.tobytes() for each in policy.call("token_logprobs", batch)[0]] == [
+        assert [each.tobytes() for each in policy.run(token_logprobs, batch)[0]] == [
             each.tobytes() for each in logprobs
         ]
         offloaded(policy)

@@ -197,18 +197,13 @@ class RolloutBatch:
                 finished=saved["finished"],
                 rewards=saved["rewards"],
                 advantages=saved["advantages"],
-                # Journals of earlier versions have none.
-                reward_errors=int(saved["reward_errors"]) if "reward_errors" in saved else 0,
-                weights_version=_version(saved["weights_version"]) if "weights_version" in saved else None,
+                reward_errors=int(saved["reward_errors"]),
+                weights_version=None if saved["weights_version"] < 0 else int(saved["weights_version"]),
                 token_versions=_split(saved["token_versions"], saved["response_lengths"])
-                if "token_versions" in saved and len(saved["token_versions"])
+                if len(saved["token_versions"])
                 else [],
-                left=_loaded_groups(saved) if "left_positions" in saved else [],
+                left=_loaded_groups(saved),
             )
-
-
-def _version(saved: npt.NDArray[Any]) -> int | None:
-    return None if saved < 0 else int(saved)
 
 
 def _versions(completions: Sequence[Completion]) -> list[IntArray]:

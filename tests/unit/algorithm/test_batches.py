@@ -151,7 +151,7 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
     for micro_batch in micro_batches:
         flat = micro_batch.input_ids.reshape(-1)
         rows, targets = (
-            dict(micro_batch.by_completion(values))  # type: ignore[arg-type]
+            dict(zip(micro_batch.completions, values.split(micro_batch.response_lengths), strict=True))
             for values in (micro_batch.hidden_rows, micro_batch.targets)
         )
         bounds = [0]

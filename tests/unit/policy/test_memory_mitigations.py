@@ -19,7 +19,6 @@ from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy import exporting_rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.exporting_rank import ExportingRank, WeightExport
-from rljob_trainer.policy.memory_mitigations import caching_allocator
 from rljob_trainer.policy.memory_mitigations.caching_allocator import (
     MIN_RELEASE_BYTES,
     ExpandableSegments,
@@ -28,19 +27,21 @@ from rljob_trainer.policy.memory_mitigations.caching_allocator import (
 )
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
-NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Settings passed to the allocator, in order; `flush` stands for an emptied cache."""
     calls: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_setAllocatorSettings",
+        lambda settings: calls.append(settings.rpartition(",large_segment_size_mb")[0]),
+    )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("flush"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: calls.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setattr(caching_allocator, "torch_release", lambda _version: OLD_TORCH)
     return calls
 
 
@@ -54,26 +55,24 @@ def expandable() -> ExpandableSegments:
 
 
 @pytest.mark.parametrize(
-    ("inherited", "torch_release", "enabled", "expected"),
+    ("inherited", "enabled", "expected"),
     [
         (
             f"roundup_power2_divisions:[256:1,512:2],{OFF}",
-            OLD_TORCH,
             True,
-            f"roundup_power2_divisions:[256:1,512:2],{ON}",
+            f"roundup_power2_divisions:[256:1,512:2],{ON},large_segment_size_mb:256",
         ),
-        ("", OLD_TORCH, False, OFF),
-        ("", NEW_TORCH, True, f"{ON},large_segment_size_mb:256"),
-        ("", NEW_TORCH, False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
-        ("large_segment_size_mb:64", NEW_TORCH, True, f"large_segment_size_mb:64,{ON}"),
+        ("", True, f"{ON},large_segment_size_mb:256"),
+        ("", False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
+        ("large_segment_size_mb:64", True, f"large_segment_size_mb:64,{ON}"),
     ],
 )
 def test_segments_are_switched_beside_inherited_settings_with_large_pages(
-    inherited: str, torch_release: tuple[int, int], enabled: bool, expected: str
+    inherited: str, enabled: bool, expected: str
 ) -> None:
-    made = settings_with(inherited, torch_release, expandable_segments=enabled)
+    made = settings_with(inherited, expandable_segments=enabled)
     assert made == expected
-    assert setting_problems(made, torch_release) == []
+    assert setting_problems(made, (2, 11)) == []
 
 
 def test_segments_come_back_once_after_nested_and_failed_exports(calls: list[str]) -> None:
@@ -128,14 +127,6 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
         classic.enable()
     assert [entry["log_level"] for entry in logs] == ["warning"]
     assert not classic.enabled
-
-
-def test_older_torch_is_set_by_its_own_variable(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    by_old_name: list[str] = []
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", by_old_name.append)
-    ExpandableSegments().enable()
-    assert (calls, by_old_name) == ([], [ON])
 
 
 # --- weight export ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -75,12 +75,6 @@ class MicroBatch:
             name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
         }
         return replace(self, **on_device)
-
-    def by_completion(self, values: FloatArray) -> Iterator[tuple[int, FloatArray]]:
-        """`values` of [T] by completion: its index in the batch, and its values."""
-        stops = np.cumsum(self.response_lengths)
-        for completion, length, stop in zip(self.completions, self.response_lengths, stops, strict=True):
-            yield completion, values[stop - length : stop]
 
 
 def micro_batches_of(

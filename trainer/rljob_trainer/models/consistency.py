@@ -62,9 +62,11 @@ def require_known_kind(directory: Path) -> None:
 
     RLJob never runs the code of a model.
     """
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
     config = read_config(directory)
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in _known_kinds():
+    if isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES:
         return
     own_code = " and its own code (auto_map), which RLJob never runs" if config.get("auto_map") else ""
     raise BadInput(
@@ -217,16 +219,6 @@ def _is_beyond(weight: str, layers: int) -> bool:
     _, separator, rest = weight.partition(".layers.")
     number = rest.partition(".")[0]
     return bool(separator) and number.isdecimal() and int(number) >= layers
-
-
-def _known_kinds() -> Mapping[str, str]:
-    """Kinds of models of the installed transformers, and their configurations."""
-    try:
-        from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
-    except ImportError:  # older ones; this module imports torch
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    known: Mapping[str, str] = CONFIG_MAPPING_NAMES
-    return known
 
 
 _SCALED_HEAD_SETTINGS = (

@@ -27,11 +27,12 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
+from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.moments import CHUNK, MOMENTS, Moment, QuantizedType
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, joined
+from rljob_trainer.policy.optimizer_state import BLOCK, joined
 
 WEIGHTS = "model."
 """Prefix of the weights' names in a checkpoint."""
@@ -39,21 +40,67 @@ PIECE_BYTES = 16 << 20
 """At most of one item in a file, if a row is not longer. A thread that writes or reads holds a few of them."""
 
 
+STATE = "optimizer.state."
+"""Prefix of the names of the optimizer's state."""
+SCALES: dict[Moment, str] = {moment: f"{moment}_scales" for moment in MOMENTS}
+"""Names of the scales, in `MasterAdamW.state_of` and in a checkpoint."""
+
+LocalState = dict[str, dict[str, Tensor]]
+"""This rank's part of the state, by parameter: `weights` and the tensors of `MasterAdamW.state_of`."""
+
+
+def local_state(optimizer: MasterAdamW) -> LocalState:
+    """The state where it is now: weights that return to the device later keep their copy in host memory."""
+    return {name: {"weights": optimizer.weights_of(name), **optimizer.state_of(name)} for name in optimizer.parameters}
+
+
+def as_saved(optimizer: MasterAdamW, state: LocalState) -> dict[str, Any]:
+    """The state by the names that it has in a checkpoint. Shares its memory, except for copies of scales.
+
+    The master of a bfloat16 weight has a shape alone: `SaveInPieces` and `LoadIntoOptimizer` join and split its pieces.
+    """
+    cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    def placed(shard: Tensor, parameter: Tensor, shape: torch.Size | None = None) -> Tensor:
+        """`shard` as this rank's part of a tensor of `shape`, by default that of the parameter."""
+        if not isinstance(parameter, DTensor):
+            return shard
+        mesh, whole = parameter.device_mesh, shape or parameter.shape
+        if shard.device.type != mesh.device_type:
+            if mesh not in cpu_meshes:
+                cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh, _init_backend=False)
+            mesh = cpu_meshes[mesh]
+        stride = torch.empty(whole, device="meta").stride()
+        return DTensor.from_local(shard, mesh, parameter.placements, run_check=False, shape=whole, stride=stride)
+
+    model: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in optimizer.parameters.items():
+        each = state[name]
+        is_split = "remainders" in each
+        master = torch.empty((), dtype=torch.float32).expand(each["weights"].shape) if is_split else each["weights"]
+        model[name] = placed(master, parameter)
+        moments[name] = {moment: placed(each[moment], parameter) for moment in MOMENTS}
+        moments[name]["step"] = torch.tensor(float(optimizer.steps))
+        for key in (key for key in SCALES.values() if key in each):
+            row = torch.zeros((1, _blocks(parameter)))
+            row[0, : each[key].numel()].copy_(each[key])
+            moments[name][key] = placed(row, parameter, torch.Size((_ranks(parameter), row.shape[1])))
+    return {"model": model, "optimizer": {"state": moments}}
+
+
 class SaveInPieces(DefaultSavePlanner):
     """Cuts tensors along their first dimension. A piece is brought to host memory when it is written."""
 
-    def __init__(self, optimizer: MasterAdamW, *, in_place: bool) -> None:
-        """`in_place`: the state is where the optimizer has it, and split masters have a shape alone."""
+    def __init__(self, state: LocalState, *, in_place: bool) -> None:
+        """`in_place`: the state is where the optimizer has it."""
         super().__init__()
         self._cuts: dict[tuple[str, torch.Size], tuple[MetadataIndex, slice]] = {}
-        # Where they are now: weights that come back to the device meanwhile keep their copy in host memory.
-        self._split: dict[str, tuple[Tensor, Tensor]] = {}
-        if in_place:
-            self._split = {
-                f"{WEIGHTS}{name}": (optimizer.weights_of(name), optimizer.state_of(name)["remainders"])
-                for name in optimizer.parameters
-                if optimizer.is_split(name)
-            }
+        self._split = {
+            f"{WEIGHTS}{name}": (each["weights"], each["remainders"])
+            for name, each in state.items()
+            if "remainders" in each
+        }
         self._stream: torch.cuda.Stream | None = None
         if in_place and torch.cuda.is_available():
             # Beside the passes of the next step, which do not change the state.
@@ -120,54 +167,26 @@ class LoadIntoOptimizer(DefaultLoadPlanner):
         return name.startswith(WEIGHTS) and self._optimizer.is_split(name.removeprefix(WEIGHTS))
 
 
-SCALES: dict[Moment, str] = {moment: f"{moment}_scales" for moment in MOMENTS}
-"""Names of the scales, in `MasterAdamW.state_of` and in a checkpoint."""
+def receive_scales(optimizer: MasterAdamW, state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Make room in `state` for the rows of all ranks that wrote a checkpoint, unless as many ranks load it: each needs
+    its own row alone then. `saved`: metadata of the tensors in the checkpoint, by name."""
+    for name, each in state.items():
+        for key in SCALES.values():
+            if key in each and (size := saved[f"{STATE}{name}.{key}"].size) != each[key].shape:
+                each[key] = torch.empty(size)
 
 
-def row_of(scales: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's row of the scales of one moment of a parameter, in host memory. A copy, padded with zeros."""
-    row = torch.zeros((1, _blocks(parameter)))
-    row[0, : scales.numel()].copy_(scales)
-    return row
-
-
-def placed_row(row: Tensor, parameter: Tensor, cpu_mesh: DeviceMesh | None) -> Tensor:
-    """`row` as this rank's part of the rows of all ranks. `cpu_mesh`: of the ranks, if the parameter is sharded."""
-    if cpu_mesh is None:
-        return row
-    shape = torch.Size((_ranks(parameter), row.shape[1]))
-    return DTensor.from_local(row, cpu_mesh, [Shard(0)], run_check=False, shape=shape, stride=(row.shape[1], 1))
-
-
-def foreign_rows(
-    optimizer: MasterAdamW, sizes: Mapping[str, torch.Size], prefix: str
-) -> dict[tuple[str, Moment], Tensor]:
-    """Empty tensors for the rows of all ranks that wrote a checkpoint, by parameter and moment.
-
-    None for a parameter if as many ranks load it: each needs its own row alone. `sizes`: of the tensors in the
-    checkpoint, by name; those of the optimizer's state begin with `prefix`.
-    """
-    if optimizer.moments.dtype != QUANTIZED:
-        return {}
-    return {
-        (name, moment): torch.empty(size)
-        for name, parameter in optimizer.parameters.items()
-        for moment, key in SCALES.items()
-        if (size := sizes[f"{prefix}{name}.{key}"]) != (_ranks(parameter), _blocks(parameter))
-    }
-
-
-def take_scales(
-    optimizer: MasterAdamW, values: Mapping[str, Mapping[str, Tensor]], foreign: Mapping[tuple[str, Moment], Tensor]
-) -> None:
-    """Complete the state, whose codes have been loaded, with this rank's rows in `values`, or with `foreign_rows`."""
-    for name, each in values.items():
+def take_scales(optimizer: MasterAdamW, state: Mapping[str, Any]) -> None:
+    """Complete the optimizer's state, whose codes have been loaded, with the scales in `state`."""
+    for name, parameter in optimizer.parameters.items():
         for moment, key in SCALES.items():
-            if (name, moment) in foreign:
-                _requantize(optimizer, name, moment, foreign[name, moment])
-            elif key in each:
+            if (rows := state[name].get(key)) is None:
+                continue
+            if rows.shape == (_ranks(parameter), _blocks(parameter)):
                 scales = optimizer.state_of(name)[key]
-                scales.copy_(each[key][0, : scales.numel()])
+                scales.copy_(local(rows)[0, : scales.numel()])
+            else:
+                _requantize(optimizer, name, moment, rows)
 
 
 def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor) -> None:

@@ -28,7 +28,7 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.moments import BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState, joined, split
+from rljob_trainer.policy.optimizer_state import OptimizerState, State, entries, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough
@@ -118,16 +118,15 @@ class MasterAdamW:
 
         If the moments are codes, also `exp_avg_scales` and `exp_avg_sq_scales`, one-dimensional.
         """
-        start, shard = self._starts[self._numbers[name]], local(self.parameters[name])
-        whole = self.state.arrays()
-        views = {"exp_avg": whole.exp_avg, "exp_avg_sq": whole.exp_avg_sq}
-        if whole.remainders is not None and shard.dtype == torch.bfloat16:
-            views["remainders"] = whole.remainders
-        found = {key: array[start : start + shard.numel()].view(shard.shape) for key, array in views.items()}
-        if whole.exp_avg_scales is not None and whole.exp_avg_sq_scales is not None:
-            blocks = slice(start // BLOCK, self._starts[self._numbers[name] + 1] // BLOCK)
-            found |= {"exp_avg_scales": whole.exp_avg_scales[blocks]}
-            found |= {"exp_avg_sq_scales": whole.exp_avg_sq_scales[blocks]}
+        number, shard = self._numbers[name], local(self.parameters[name])
+        elements = slice(self._starts[number], self._starts[number + 1])
+        found: dict[str, Tensor] = {}
+        for key, array in self.state.arrays().items():
+            part = array[entries(key, elements)]
+            if key.endswith("_scales"):
+                found[key] = part
+            elif key != "remainders" or shard.dtype == torch.bfloat16:
+                found[key] = part[: shard.numel()].view(shard.shape)
         return found
 
     def weights_of(self, name: str) -> Tensor:
@@ -176,19 +175,18 @@ class MasterAdamW:
         """The local shards, flat. Not kept: FSDP replaces them before its first pass."""
         return [local(parameter).view(-1) for parameter in self.parameters.values()]
 
-    def _step_bucket(self, number: int, state: BucketState, flat: list[Tensor]) -> None:
+    def _step_bucket(self, number: int, state: State, flat: list[Tensor]) -> None:
         bucket = self._buckets[number]
         weights = [flat[each.parameter][each.start : each.start + each.length] for each in bucket.pieces]
         if bucket.split:
-            assert state.remainders is not None
-            masters = joined(_with_gaps(weights, bucket.pieces), state.remainders)
-        exp_avg, exp_avg_sq = moments = self.moments.read(state)
+            masters = joined(_with_gaps(weights, bucket.pieces), state["remainders"])
+        moments = self.moments.read(state)
         lengths = [length for each in bucket.pieces for length in (each.length, each.gap)]
         of_pieces = zip(
             masters.split(lengths)[::2] if bucket.split else weights,
             map(self._gradient, bucket.pieces),
-            exp_avg.split(lengths)[::2],
-            exp_avg_sq.split(lengths)[::2],
+            moments["exp_avg"].split(lengths)[::2],
+            moments["exp_avg_sq"].split(lengths)[::2],
             [self._decays[each.parameter] for each in bucket.pieces],
             _ranges(bucket.pieces),
             strict=True,
@@ -200,10 +198,9 @@ class MasterAdamW:
             if chosen := [each[:4] for each in with_gradient if each[4] is decays]:
                 self._adamw(*map(list, zip(*chosen, strict=True)), weight_decay=weight_decay)
         if bucket.split:
-            assert state.remainders is not None
             rounded, remainders = split(masters)
             torch._foreach_copy_(weights, list(rounded.split(lengths)[::2]))
-            state.remainders.copy_(remainders)
+            state["remainders"].copy_(remainders)
         at = BucketStep(self._config.algorithm.seed, self.steps, number, len(self._buckets), bucket.elements.start)
         self.moments.keep(state, moments, [each[5] for each in with_gradient], at)
 

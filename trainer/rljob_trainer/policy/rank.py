@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,11 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.model_files import has_only_bfloat16
-from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
-from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
 from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
 from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
@@ -43,8 +40,8 @@ from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.packed_attention import can_pack
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
-from rljob_trainer.policy.weight_loading import load_weights
-from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
+from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
@@ -127,21 +124,6 @@ class PolicyRank:
             metrics = policy.update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
-
-    def token_logprobs(self, batch: RolloutBatch) -> list[FloatArray]:
-        """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
-        completions = completions_with_tokens(batch)
-        micro_batches = self._update.micro_batches(batch, completions, completions)
-        with self._cache_released_after():
-            mine = {
-                completion: part
-                for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(micro_batches), strict=True)
-                for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
-            }
-        shares: list[dict[int, FloatArray]] = [{} for _ in range(self.world_size)]
-        dist.all_gather_object(shares, mine)
-        found = {completion: values for share in shares for completion, values in share.items()}
-        return [found.get(completion, np.zeros(0, np.float32)) for completion in range(len(batch))]
 
     # --- weights, which may be in host memory: these bring them back, `_loaded` does not ---
 

@@ -7,7 +7,7 @@ and filled in pieces. This takes host memory for a few pieces, regardless of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +76,23 @@ def load_weights(
             remainders[name] = torch.empty(remainders[name].shape, dtype=remainders[name].dtype)
         weight = name_in_files(name)
         pieces += pieces_of(files[weight], weight, allocated, remainders.get(name))
+    _fill(pieces)
+
+
+def read_frozen_weights(
+    models: Iterable[nn.Module], model_dir: Path, device: str, name_in_files: Callable[[str], str]
+) -> None:
+    """Fill the parameters on `device` that are not trained, with the values that `load_weights` has given them.
+
+    `name_in_files`: as of `load_weights`. Not collective. Raises `BadInput` if a file cannot be read.
+    """
+    files = files_of_weights(model_dir)
+    names = [(name_in_files(name), each) for model in models for name, each in model.named_parameters()]
+    frozen = [(name, each) for name, each in names if not each.requires_grad and local(each).device.type == device]
+    _fill(piece for name, parameter in frozen for piece in pieces_of(files[name], name, parameter))
+
+
+def _fill(pieces: Iterable[Piece]) -> None:
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
         for _ in readers.map(fill_piece, pieces):
             pass
