@@ -21,7 +21,7 @@ from rljob_trainer.rollout.fast_logprobs import VARIABLE
 from rljob_trainer.rollout.lots import WholeGroups
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.weight_sync import send_weights
+from rljob_trainer.weight_sync.colocated import send_weights
 
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7

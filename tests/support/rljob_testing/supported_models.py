@@ -22,7 +22,7 @@ from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.topology_engines import ColocatedEngine
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.weight_sync import send_weights
+from rljob_trainer.weight_sync.colocated import send_weights
 
 
 class EngineHost(ColocatedEngine):

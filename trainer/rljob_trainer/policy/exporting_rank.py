@@ -18,7 +18,7 @@ from rljob_trainer.policy.lora import is_adapter
 from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments
 from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.weight_sync.ipc import ReservedBuffer
+from rljob_trainer.weight_sync.colocated import ReservedBuffer
 from rljob_trainer.weight_sync.transfer import largest_unit_bytes
 
 

@@ -22,8 +22,6 @@ from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, layout, pac
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-if TYPE_CHECKING:
-    import torch
 
 _LOST_ENGINE_SECONDS = 15.0
 """The connections of a lost engine close at once. Ray reports the loss a little later."""
