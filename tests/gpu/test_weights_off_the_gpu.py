@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
+from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.model import build_policy_model, sent_name
+from rljob_trainer.policy.policy_offload import PolicyOffload
 from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
 from rljob_trainer.weight_sync.colocated import fresh_buffer
 

@@ -17,14 +17,14 @@ from rljob_client.errors import RunError
 from rljob_memory.allocator import setting_problems
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy import exporting_rank
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.exporting_rank import ExportingRank, WeightExport
-from rljob_trainer.policy.memory_mitigations.caching_allocator import (
+from rljob_trainer.policy.caching_allocator import (
     MIN_RELEASE_BYTES,
     ExpandableSegments,
     cache_released_after,
     settings_with,
 )
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.exporting_rank import ExportingRank, WeightExport
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
 

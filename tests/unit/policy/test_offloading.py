@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from rljob_client.errors import BadInput
+from rljob_trainer.policy import policy_offload
 from rljob_trainer.policy.host_array import HostArray
-from rljob_trainer.policy.memory_mitigations import policy_offload
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.optimizer_state import SLOTS, Copies, InOrder, Lanes, stream_through
+from rljob_trainer.policy.policy_offload import PolicyOffload
 
 # Buckets that pass through a device in three queues are complete, in whatever order the queues advance.
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.policy.caching_allocator import ExpandableSegments
 from rljob_trainer.policy.lora import is_adapter
-from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments
 from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.weight_sync.colocated import ReservedBuffer

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +19,11 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_client.model_files import has_only_bfloat16
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
+from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
-from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
 from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
 from rljob_trainer.policy.membership import Membership
-from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import (
     PolicyModel,
     build_policy_model,
@@ -38,12 +36,45 @@ from rljob_trainer.policy.model import (
 )
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.packed_attention import can_pack
+from rljob_trainer.policy.policy_offload import PolicyOffload
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
 from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """The parts of a loaded policy, whose weights may be in host memory: `with_weights` brings them to the device. Code
+    that can read weights in host memory (`MasterAdamW.weights_of`) uses the other members.
+    """
+
+    model: PolicyModel
+
+    reference: PolicyModel | None
+    """With adapters, `model` itself."""
+
+    optimizer: MasterAdamW
+
+    snapshot: StateSnapshot | None
+
+    update: PolicyUpdate
+
+    offload: PolicyOffload
+
+    def with_weights(self) -> LoadedPolicy:
+        """The parts, with weights on the device. If it lacks the memory, its error is raised, and nothing changes."""
+        self.offload.bring_back()
+        return self
+
+    def models(self) -> list[PolicyModel]:
+        return _distinct(self.model, self.reference)
+
+
+def _distinct(model: PolicyModel, reference: PolicyModel | None) -> list[PolicyModel]:
+    return [model] if reference is None or reference is model else [model, reference]
 
 
 class PolicyRank:
@@ -98,7 +129,7 @@ class PolicyRank:
             optimizer,
             StateSnapshot(optimizer) if self.config.snapshots and not optimizer.state.offloaded else None,
             PolicyUpdate(self.config, model, optimizer, reference, self._device, self._log_micro_batch),
-            self._offload_of(distinct_models(model, reference)),
+            self._offload_of(_distinct(model, reference)),
         )
         optimizer.weights_on_host = self._loaded.offload.copies
         self._membership.before_leaving = self._drop_groups
