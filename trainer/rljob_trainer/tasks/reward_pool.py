@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -26,7 +27,7 @@ from typing import Any, Self
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.scoring import RewardFailure, Scoring
+from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring
 from rljob_trainer.tasks.user_code import raised
 
 _BACKLOG_SECONDS = 0.2
@@ -52,17 +53,16 @@ class RewardPool:
         self._most_workers = max(workers, 1)
         self._timeout_seconds = timeout_seconds
         self._log = log
-        lock = threading.Lock()
-        self._called, self._answered = threading.Condition(lock), threading.Condition(lock)
+        self._changed = threading.Condition()
         self._calls: deque[_Call] = deque()
-        self._backlog_since = 0.0
         self._threads: list[threading.Thread] = []
         self._workers: list[_Worker] = []
+        self._timer: threading.Timer | None = None
         self._closing = False
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._add_workers(1)
+        self._add_worker()
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -70,90 +70,90 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the workers, idle or not."""
-        with self._called:
+        with self._changed:
             self._closing = True
-            self._called.notify_all()
+            self._changed.notify_all()
             for worker in self._workers:
                 worker.kill()
         for thread in self._threads:
             thread.join()
 
     def begin(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
-        """The scoring of a step. Calls of an earlier step that were not made yet are dropped."""
-        with self._called:
+        """The scoring of a step. Its results raise `BadInput` if the reward function cannot be loaded, or if a record
+        cannot be pickled. Calls of an earlier step that have not begun are dropped."""
+        with self._changed:
             self._calls.clear()
-        return _Step(self, prompts, group_size)
+        return Scoring(prompts, group_size, self._submit)
 
     @property
     def worker_ids(self) -> list[int]:
         """Process ids of the workers."""
         return [worker.process.pid for worker in list(self._workers)]
 
-    def put(self, step: _Step, calls: Sequence[_Call]) -> None:
-        """Have the workers make calls of `step`."""
-        with self._called:
-            if not self._calls:
-                self._backlog_since = time.monotonic()
-            step.missing += len(calls)
-            self._calls.extend(calls)
-            self._called.notify(len(calls))
-        self._grow()
+    def _submit(self, record: dict[str, Any], completion: Completion) -> Future[Result]:
+        # The function sees the text; tokens would only be copied.
+        call = _Call(record, replace(completion, token_ids=(), logprobs=()))
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+            self._watch_backlog()
+        if self._error is not None:
+            self._fail(self._error)
+        return call.result
 
-    def wait_for(self, step: _Step, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
-        """As `Scoring.results`. Raises `BadInput` if the function cannot be loaded, or a record cannot be pickled."""
-        while True:
-            with self._answered:
-                if not step.missing or (stop_at_failure and step.has_failure):
-                    return list(step.found)
-                if self._error is not None:
-                    raise self._error
-                self._answered.wait(_BACKLOG_SECONDS)
-            self._grow()
+    def _watch_backlog(self) -> None:
+        if self._timer is None and len(self._threads) < self._most_workers:
+            self._timer = threading.Timer(_BACKLOG_SECONDS, self._grow)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _grow(self) -> None:
-        now = time.monotonic()
-        with self._called:
-            count = len(self._threads)
-            if len(self._workers) < count or not all(worker.loaded for worker in self._workers):
-                self._backlog_since = now
-            if not self._calls or now - self._backlog_since < _BACKLOG_SECONDS:
+        with self._changed:
+            self._timer = None
+            if self._closing or not self._calls:
                 return
-            self._backlog_since = now
-            more = min(2 * count, self._most_workers, count + len(self._calls)) - count
-        self._add_workers(more)
+            count = len(self._threads)
+            has_waited = time.monotonic() - self._calls[0].begun >= _BACKLOG_SECONDS
+            if has_waited and sum(worker.loaded for worker in self._workers) == count:
+                for _ in range(min(count, self._most_workers - count, len(self._calls))):
+                    self._add_worker()
+            self._watch_backlog()
 
-    def _add_workers(self, count: int) -> None:
-        for _ in range(count):
-            thread = threading.Thread(target=self._serve, name="rewards", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _add_worker(self) -> None:
+        self._threads.append(threading.Thread(target=self._serve, name="rewards", daemon=True))
+        self._threads[-1].start()
 
     # --- the thread of one worker ---
 
     def _serve(self) -> None:
-        worker = None
+        worker, call = None, None
         try:
             while not self._closing:
                 if worker is None or not worker.alive:
                     worker = self._started(worker)
-                if (call := self._next_call()) is None:
-                    return
-                result = worker.call(call, self._timeout_seconds)
-                with self._answered:
-                    call.step.set(call.index, result)
-                    self._answered.notify_all()
+                if (call := self._next_call()) is not None:
+                    worker.make(call, self._timeout_seconds)
         except BaseException as error:
-            with self._answered:
-                self._error = self._error or error
-                self._answered.notify_all()
+            if call is not None and not call.result.done():
+                call.result.set_exception(error)
+            self._fail(error)
         finally:
             self._end(worker)
+
+    def _fail(self, error: BaseException) -> None:
+        """End all calls with the error, now and later."""
+        with self._changed:
+            self._error = self._error or error
+            calls = list(self._calls)
+            self._calls.clear()
+        for call in calls:
+            call.result.set_exception(self._error)
 
     def _started(self, former: _Worker | None) -> _Worker:
         """A worker that has loaded the function, in place of `former`."""
         self._end(former)
         worker = _Worker(self._source, self._log)
-        with self._called:
+        with self._changed:
             self._workers.append(worker)
             if self._closing:
                 worker.kill()
@@ -162,51 +162,17 @@ class RewardPool:
 
     def _next_call(self) -> _Call | None:
         """Wait for a call; None if the pool closes."""
-        with self._called:
+        with self._changed:
             while not self._calls and not self._closing:
-                self._called.wait()
+                self._changed.wait()
             return None if self._closing else self._calls.popleft()
 
     def _end(self, worker: _Worker | None) -> None:
         if worker is not None:
-            with self._called:
+            with self._changed:
                 if worker in self._workers:
                     self._workers.remove(worker)
             worker.end()
-
-
-@dataclass(slots=True)
-class _Step:
-    """The results of one step. Guarded by the lock of the pool."""
-
-    pool: RewardPool
-    prompts: Sequence[Prompt]
-    group_size: int
-    found: list[float | RewardFailure | None] = field(init=False)
-    missing: int = 0
-    has_failure: bool = False
-
-    def __post_init__(self) -> None:
-        self.found = [None] * (len(self.prompts) * self.group_size)
-
-    def add(self, first: int, completions: Sequence[Completion]) -> None:
-        # The function sees the text; tokens would only be copied.
-        texts = [replace(completion, token_ids=(), logprobs=()) for completion in completions]
-        self.pool.put(
-            self,
-            [
-                _Call(self.prompts[index // self.group_size].item, completion, self, index)
-                for index, completion in enumerate(texts, first)
-            ],
-        )
-
-    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
-        return self.pool.wait_for(self, stop_at_failure=stop_at_failure)
-
-    def set(self, index: int, result: float | RewardFailure) -> None:
-        self.found[index] = result
-        self.missing -= 1
-        self.has_failure |= isinstance(result, RewardFailure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +181,9 @@ class _Call:
 
     record: dict[str, Any]
     completion: Completion
-    step: _Step
-    index: int
-    """Of the completion in the step."""
+    result: Future[Result] = field(default_factory=Future)
+    begun: float = field(default_factory=time.monotonic)
+    """When it was put into the queue, by the monotonic clock."""
 
 
 class _Worker:
@@ -264,28 +230,28 @@ class _Worker:
             raise BadInput(f"a process for rewards cannot load the reward function: {message}")
         self.loaded = True
 
-    def call(self, call: _Call, timeout_seconds: float) -> float | RewardFailure:
-        """The result. The worker is not `alive` afterwards if it died or exceeded the time limit.
-
-        Raises `BadInput` if the record cannot be pickled.
-        """
+    def make(self, call: _Call, timeout_seconds: float) -> None:
+        """Set the result of the call. The worker is not `alive` afterwards if it died or exceeded the time limit."""
         try:
             data = pickle.dumps((call.record, call.completion))
         except BaseException as error:  # classes of the user
-            raise BadInput(
-                "expected records that can be pickled, since rewards are computed in other processes, found one that "
-                f"{raised(error)}; use numbers, texts, lists and dicts"
-            ) from error
+            call.result.set_exception(
+                BadInput(
+                    "expected records that can be pickled, since rewards are computed in other processes, found one "
+                    f"that {raised(error)}; use numbers, texts, lists and dicts"
+                )
+            )
+            return
         try:
             self._connection.send_bytes(data)
             if self._connection.poll(timeout_seconds):
-                result: float | RewardFailure = self._connection.recv()
-                return result
+                call.result.set_result(self._connection.recv())
+                return
             failure = f"took more than {timeout_seconds:g} s (task.rewardTimeoutSeconds)"
         except (EOFError, OSError):
             failure = self._death()
         self.alive = False
-        return RewardFailure(failure)
+        call.result.set_result(RewardFailure(failure))
 
     def kill(self) -> None:
         """Kill the process and those that it has started."""
