@@ -33,6 +33,7 @@ from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.moments import CHUNK, MOMENTS, Moment, QuantizedType
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.optimizer_state import BLOCK, joined
+from rljob_trainer.policy.weight_loading import first_row
 
 WEIGHTS = "model."
 """Prefix of the weights' names in a checkpoint."""
@@ -198,7 +199,7 @@ def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor)
     quantizer = optimizer.moments.quantizer
     state, parameter = optimizer.state_of(name), optimizer.parameters[name]
     codes, scales = state[moment].view(-1), state[SCALES[moment]]
-    first = _first_element(parameter)
+    first = first_row(parameter) * math.prod(parameter.shape[1:])
     written_by_one = _shard_elements(parameter, len(rows))
     for start in range(0, codes.numel(), CHUNK):
         piece = codes[start : start + CHUNK]
@@ -226,9 +227,3 @@ def _shard_elements(parameter: Tensor, ranks: int) -> int:
         return 1
     rows: int = parameter.shape[0]
     return -(-rows // ranks) * (parameter.numel() // max(rows, 1))
-
-
-def _first_element(parameter: Tensor) -> int:
-    """Place of this rank's first element in the whole parameter."""
-    rank = parameter.device_mesh.get_local_rank() if isinstance(parameter, DTensor) else 0
-    return rank * _shard_elements(parameter, _ranks(parameter))

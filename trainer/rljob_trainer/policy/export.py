@@ -18,6 +18,7 @@ from rljob_client.errors import BadInput
 from rljob_client.model_files import read_config
 from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
 from rljob_trainer.policy.optimizer import MasterAdamW
@@ -45,13 +46,9 @@ def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[st
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        if layer := adapted.get(name):
-            tensor = merged_weight(layer, dtype)
-        else:
-            # Cast first: half the bytes to gather.
-            shard = parameter.detach().to(dtype)
-            tensor = shard.full_tensor() if isinstance(shard, DTensor) else shard
-        yield sent_name(name), tensor
+        layer = adapted.get(name)
+        # Cast first: half the bytes to gather.
+        yield sent_name(name), merged_weight(layer, dtype) if layer else full(parameter.detach().to(dtype))
 
 
 def weights_digest(optimizer: MasterAdamW) -> str:
@@ -60,7 +57,7 @@ def weights_digest(optimizer: MasterAdamW) -> str:
     for name, parameter in optimizer.parameters.items():
         digest.update(name.removeprefix(CAUSAL_LM).encode())
         if isinstance(parameter, DTensor):
-            pieces = [parameter.full_tensor().detach()]
+            pieces = [full(parameter)]
         else:
             pieces = [master for _, master in optimizer.master_pieces(name)]
         for piece in pieces:

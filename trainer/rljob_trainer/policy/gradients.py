@@ -99,6 +99,12 @@ def _adder(sums: _Sums, number: int) -> Callable[[Tensor], None]:
     return add
 
 
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, on all ranks (collective); any other tensor itself."""
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach()
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a sharded tensor; any other tensor itself. Shares its memory."""
     if not isinstance(tensor, DTensor):

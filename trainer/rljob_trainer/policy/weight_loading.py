@@ -135,7 +135,7 @@ def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None = None) -> Iterator[Piece]:
     """The local shard of a parameter, in pieces."""
     shard = local(parameter)
-    begin = _first_row(parameter)
+    begin = first_row(parameter)
     for start in range(0, len(shard), rows := max(1, PIECE_ELEMENTS * len(shard) // max(shard.numel(), 1))):
         stop = start + rows
         yield Piece(
@@ -143,7 +143,7 @@ def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | No
         )
 
 
-def _first_row(parameter: Tensor) -> int:
+def first_row(parameter: Tensor) -> int:
     """The first row of this rank's shard: FSDP2 divides the rows as `torch.chunk` does, and some ranks may get none."""
     if not isinstance(parameter, DTensor):
         return 0

@@ -113,7 +113,7 @@ class RewardPool:
             if self._closing or not self._calls:
                 return
             count = len(self._threads)
-            has_waited = time.monotonic() - self._calls[0].begun >= _BACKLOG_SECONDS
+            has_waited = time.monotonic() - self._calls[0].queued_at >= _BACKLOG_SECONDS
             if has_waited and sum(worker.loaded for worker in self._workers) == count:
                 for _ in range(min(count, self._most_workers - count, len(self._calls))):
                     self._add_worker()
@@ -182,8 +182,8 @@ class _Call:
     record: dict[str, Any]
     completion: Completion
     result: Future[Result] = field(default_factory=Future)
-    begun: float = field(default_factory=time.monotonic)
-    """When it was put into the queue, by the monotonic clock."""
+    queued_at: float = field(default_factory=time.monotonic)
+    """By the monotonic clock."""
 
 
 class _Worker:
