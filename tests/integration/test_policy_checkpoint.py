@@ -198,7 +198,7 @@ def added_memory(work: Callable[[], None]) -> int:
         text = Path("/proc/self/status").read_text()
         return int(text.split(f"{field}:")[1].split()[0]) << 10
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     work()
     return status("VmHWM") - before

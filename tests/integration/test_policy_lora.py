@@ -37,10 +37,10 @@ def lora_config(tmp_path: Path, **changes: Any) -> PolicyConfig:
 
 
 def adapters(policy: PolicyRank) -> dict[str, np.ndarray]:
-    from rljob_trainer.policy.lora import _full
+    from rljob_trainer.policy.gradients import full
 
     trained = ((name, each) for name, each in policy._model.named_parameters() if each.requires_grad)
-    return {name: _full(each).numpy().copy() for name, each in trained}
+    return {name: full(each).numpy().copy() for name, each in trained}
 
 
 def optimizer_elements(policy: PolicyRank) -> int:

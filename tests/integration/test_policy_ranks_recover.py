@@ -1,4 +1,4 @@
-"""Several ranks of which one fails: all leave the collective, restore their state, join anew and repeat the work.
+"""One of several ranks fails: all leave the collective, restore their state, join again and repeat the work.
 
 The same processes then learn, bit for bit, what they learn without a failure.
 """

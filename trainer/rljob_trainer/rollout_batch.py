@@ -61,7 +61,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """The responses to one prompt, of which any may be unfinished. They have no text yet."""
+    """The responses to one prompt, finished or not. They have no text yet."""
 
     position: int
     """Of the prompt in the sequence of all prompts of the job, from 0."""
@@ -126,7 +126,7 @@ class RolloutBatch:
 
     @property
     def continued(self) -> list[int]:
-        """For each completion that was continued with other weights, the number of tokens that it had by then."""
+        """For each completion that was continued with other weights, its number of tokens before that."""
         last = [(versions, versions[-1]) for versions in self.token_versions if len(versions)]
         earlier = [int(np.count_nonzero(versions != final)) for versions, final in last]
         return [tokens for tokens in earlier if tokens]

@@ -67,7 +67,7 @@ def test_similar_lengths_share_a_micro_batch(
 
 
 def test_equal_lengths_are_divided_evenly() -> None:
-    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile anew."""
+    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile again."""
     assert [len(part) for part in plan_micro_batches([528] * 64, 1, 4096)[0]] == [6] * 6 + [7] * 4
 
 

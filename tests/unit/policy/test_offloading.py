@@ -17,7 +17,7 @@ from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.optimizer_state import SLOTS, Copies, InOrder, Lanes, stream_through
 from rljob_trainer.policy.policy_offload import PolicyOffload
 
-# Buckets that pass through a device in three queues are complete, in whatever order the queues advance.
+# Buckets that pass through a device in three queues are complete, in any order of the queues.
 
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ SHAPES = {
     "whole": (4, 256),
     "last": (1000,),
 }
-"""With several blocks of moments in 8 bits, of which the last one is complete or not."""
+"""With several blocks of moments in 8 bits, the last one complete or not."""
 
 
 class Weights(nn.Module):

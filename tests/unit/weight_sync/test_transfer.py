@@ -142,7 +142,7 @@ def test_a_bucket_larger_than_the_reserved_buffer_is_an_error() -> None:
         send(ReadingEngines(), 36, ReservedBuffer(35))
 
 
-# Calls of the policy to engines, of which some are lost.
+# Calls of the policy to engines, some of them lost.
 
 
 def engine(name: str) -> Any:

@@ -258,7 +258,7 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
     for stop in range(1, len(share) + 1):
         tokens = np.arange(stop, 0, -1) * of_share[:stop]
         allowed = tokens <= budget_tokens
-        allowed[stop - 1] = True  # a sequence of its own, whatever its length
+        allowed[stop - 1] = True  # a single sequence, of any length
         total = np.where(allowed, cost[:stop] + tokens + fixed, np.iinfo(np.int64).max)
         if 2 * of_share[stop - 1] <= budget_tokens:
             total[stop - 1] += budget_tokens

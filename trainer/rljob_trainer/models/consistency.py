@@ -47,7 +47,7 @@ the setting, or refuses it: compared as in `bench/programs/supported_models.py` 
 _SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su", "dynamic"})
 """The last three within the limits of `require_same_rope`."""
 _WINDOW_OF_ENGINE = frozenset({"gemma", "llama", "olmo2"})
-"""Kinds of which only vLLM reads `sliding_window`."""
+"""Kinds whose `sliding_window` only vLLM reads."""
 _LAYERS_ALIKE = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Kinds whose layers must all have a window, or none: vLLM refuses others of Qwen, and transformers ignores
 `layer_types` of the rest."""

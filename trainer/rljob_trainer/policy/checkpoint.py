@@ -87,14 +87,14 @@ class CheckpointWriter:
         )
 
     def allow_copies(self, allowed: bool) -> None:
-        """Copy the state from now on, or no longer: the memory of the copy is then given back once it is written."""
+        """Enable or disable copies of the state. If disabled, releases the memory of the copy once it is written."""
         if self.copies and not allowed:
             self.wait_until_written()
             self.release()
         self.copies = allowed
 
     def release(self) -> None:
-        """Give back the memory of the copy. Does nothing while a checkpoint is being written."""
+        """Release the memory of the copy. Does nothing while a checkpoint is being written."""
         if self.written():
             self._kept = None
 

@@ -36,7 +36,7 @@ FILE_BYTES = 256 << 20
 _MOST_THREADS = 8
 _DURABLE_BYTES = 64 << 20
 """A file is made durable after each such part. On some file systems an fsync of another file waits for all data that is
-not on the disk yet. Probably for this reason, rollouts took 2.3 s to save beside a checkpoint of 7 GB."""
+not on the disk yet: probably therefore, rollouts took 2.3 s to save during a checkpoint of 7 GB."""
 _READ_BYTES = 8 << 20
 
 

@@ -53,7 +53,7 @@ def forget_interrupted_pass(model: nn.Module) -> None:
 
 
 def leave_group(model: nn.Module) -> None:
-    """Drop the references to the process group, which else stays connected."""
+    """Drop the references to the process group, which would otherwise stay connected."""
     for mesh_info, registry in _places_of_groups(model):
         _set(mesh_info, "shard_process_group", None)
         registry.clear()

@@ -78,7 +78,7 @@ def merged_weight(layer: Any, dtype: torch.dtype) -> Tensor:
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Within the block, the model computes with its frozen weights alone: those of the initial model."""
-    # Not peft's `disable_adapters`, which also stops their gradients, of which FSDP keeps track.
+    # Not peft's `disable_adapters`, which also stops their gradients, and FSDP expects these.
     layers = adapted_layers(model).values()
     for layer in layers:
         layer._disable_adapters = True

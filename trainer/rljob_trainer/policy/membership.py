@@ -1,4 +1,4 @@
-"""Membership of a rank in the process group of all policy ranks, which it can leave after a failure and join anew.
+"""Membership of a rank in the process group of all policy ranks, which it can leave after a failure and join again.
 
 A rank that fails in a collective operation leaves the others waiting. It therefore leaves the group, which interrupts
 them: NCCL's communicators are aborted on every rank, on a thread that waits for this; gloo cannot be aborted, but the

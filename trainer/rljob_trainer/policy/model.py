@@ -149,7 +149,7 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
 
 
 def to_compute_dtype(model: PolicyModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Cast trainable float32 parameters to `dtype`. Returns the remainder of each by name (`float32_masters.split`), in
+    """Cast trainable float32 parameters to `dtype`. Returns the remainder of each by name (`optimizer_state.split`), in
     the parameter's shape; empty for float32.
 
     For a parameter on the meta device, the remainder is a meta tensor, which `load_weights` fills.

@@ -37,7 +37,7 @@ _DECADES = 7
 """Decades below 1 that a dynamic map covers."""
 
 _OFFSETS = 1 << 20
-"""A chunk's noise starts at one of so many places in a table of random numbers, at a multiple of `_ALIGNED`."""
+"""Places in a table of random numbers where the noise of a chunk may start: the multiples of `_ALIGNED` below it."""
 _ALIGNED = 4
 _NOISE_BITS = 16
 """With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
@@ -67,7 +67,7 @@ class MomentType:
     dtype = torch.float32
     """Of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
     alignment = 1
-    """Elements of which the beginning of each parameter's part of the state is a multiple."""
+    """Each parameter's part of the state begins at a multiple of it."""
 
     def read(self, state: State) -> dict[Moment, Tensor]:
         """Both moments in float32, [elements]; they may be the state's own tensors."""

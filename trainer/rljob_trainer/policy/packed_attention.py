@@ -1,4 +1,4 @@
-"""Attention over packed sequences: several, end to end in one row, each of which attends to itself alone.
+"""Attention over packed sequences: several, end to end in one row, each attending to itself alone.
 
 Without padding, every token that goes through the model counts. On a GPU, torch's kernel for sequences of different
 lengths takes their bounds; on a CPU, each sequence has its own call. The functions of transformers' models pass the

@@ -20,9 +20,9 @@ from rljob_client.model_files import has_only_bfloat16
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
-from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
-from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
+from rljob_trainer.policy.lora import add_adapters, export_adapter
 from rljob_trainer.policy.membership import Membership
 from rljob_trainer.policy.model import (
     PolicyModel,
@@ -108,7 +108,7 @@ class PolicyRank:
             _make_deterministic()
         self._membership.join(master_address, master_port)
 
-    def load(self) -> ModelInfo:
+    def load(self) -> None:
         """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used,
         and `OutputUnavailable` if this rank cannot write to the output directory."""
         export.rehearse_output(self.config, self.rank)
@@ -137,10 +137,9 @@ class PolicyRank:
             with self._membership.collective(), self._cache_released_after():
                 self._loaded.update.rehearse()
         self._memory_log.record(self._step, "load")
-        return self._model_info()
 
     def update(self, batch: RolloutBatch) -> UpdateResult:
-        """Learn from the scored rollouts of one step, of which this rank processes its share."""
+        """Process this rank's share of the scored rollouts of one step, and change the weights."""
         begun = time.perf_counter()
         self._step = batch.step
         # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
@@ -277,7 +276,7 @@ class PolicyRank:
         """Start writing policy and optimizer into `directory`. If they were copied, updates may continue meanwhile."""
         self._memory_log.begin_phase(self._step, "checkpoint")
         with self._membership.collective(), self._cache_released_after():
-            # Weights in host memory are read there: the engine beside this rank may be awake.
+            # Weights in host memory are read there: the engine on the same GPU may be awake.
             self._checkpoint_writer.start(self._loaded.optimizer, directory)
         self._memory_log.record(self._step, "checkpoint")
 
@@ -303,7 +302,7 @@ class PolicyRank:
         """The model on its device, and the remainders of its masters.
 
         FSDP shards float32 parameters, which are themselves the masters. A single rank keeps trained weights in the
-        compute dtype, as frozen weights beside adapters always are.
+        compute dtype; frozen weights with adapters always have it.
         """
         alone, lora = self.world_size == 1, self.config.lora
         lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)
@@ -383,16 +382,6 @@ class PolicyRank:
     def _offload_of(self, models: list[PolicyModel]) -> PolicyOffload:
         read = partial(read_frozen_weights, models, self.config.model_dir, self.config.device, sent_name)
         return PolicyOffload(models, self._device, None if self.config.copy_frozen_weights else read)
-
-    def _model_info(self) -> ModelInfo:
-        model, causal_lm = self._loaded.model, self._loaded.model.causal_lm
-        return ModelInfo(
-            architecture=type(causal_lm).__name__,
-            parameters=sum(each.numel() for name, each in model.named_parameters() if not is_adapter(name)),
-            layers=len(model.decoder_layers),
-            vocabulary=causal_lm.get_output_embeddings().weight.shape[0],
-            tied_embeddings=causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,
-        )
 
 
 def _make_deterministic() -> None:

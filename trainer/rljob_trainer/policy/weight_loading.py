@@ -59,7 +59,7 @@ def load_weights(
     """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
 
     `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
-    of float32 masters whose parameters are bfloat16 (`float32_masters`); replaced by the remainders, in host memory.
+    of float32 masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
     Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
@@ -84,7 +84,7 @@ def read_frozen_weights(
 ) -> None:
     """Fill the parameters on `device` that are not trained, with the values that `load_weights` has given them.
 
-    `name_in_files`: as of `load_weights`. Not collective. Raises `BadInput` if a file cannot be read.
+    `name_in_files`: see `load_weights`. Not collective. Raises `BadInput` if a file cannot be read.
     """
     files = files_of_weights(model_dir)
     names = [(name_in_files(name), each) for model in models for name, each in model.named_parameters()]

@@ -70,7 +70,7 @@ def fields_in(source: str) -> dict[str, str]:
 def engine_args_problems(args: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
     """Message by name for arguments that are refused or unknown, or whose value has another type.
 
-    `fields`: annotations by name, as of `installed_engine_fields`.
+    `fields`: annotations by name, see `installed_engine_fields`.
     """
     found = {}
     for name, value in args.items():

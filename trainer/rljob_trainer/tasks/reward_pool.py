@@ -201,7 +201,7 @@ class _Worker:
                 stderr=output,
                 # Its own group, so that processes that the function has started end with it.
                 start_new_session=True,
-                # What the function prints must not make it fail, whatever the locale.
+                # Printing must not fail in any locale.
                 env={
                     "OMP_NUM_THREADS": "1",
                     "PYTHONIOENCODING": "utf-8:backslashreplace",

@@ -68,7 +68,7 @@ def _require_one(package: str, finder: _BesideTheManifest) -> None:
     specs = (find(package, None) for find in finders if find is not None)
     other = next((spec for spec in specs if spec is not None), None)
     if other is not None and own.origin is None:
-        return  # a folder without __init__.py, which Python prefers to nothing else
+        return  # a folder without __init__.py, which Python ignores if it finds anything else
     if other is not None and not _is_same_file(own, other):
         raise BadInput(
             f"expected one module {package}, found {_location(own)} and {_location(other)}, which other modules "

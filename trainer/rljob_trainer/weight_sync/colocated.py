@@ -67,7 +67,7 @@ def _send_through_object_store(bucket: NamedTensors, calls: EngineCalls) -> None
 
     if calls.engines:
         calls.wait(until_left=1)
-        # Stored once, whatever the number of engines: each maps it.
+        # Stored once for all engines: each maps it.
         calls.begin("update_weights", ray.put({**layout(bucket), "buffer": packed(bucket).numpy()}))
 
 
