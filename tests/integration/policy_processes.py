@@ -6,6 +6,7 @@ not import them four times.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
 from rljob_testing.memory_plans import memory_plan
+from rljob_testing.policy_models import master_of
 from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, FileDigest, describe
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
@@ -105,6 +109,17 @@ def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> 
             pipe.close()
         for worker in workers:
             worker.join(timeout=20)
+
+
+def weights_digest(policy: PolicyRank) -> str:
+    """SHA-256 of the names and the float32 masters of all trained parameters; the same on every rank."""
+    digest = hashlib.sha256()
+    for name, parameter in policy._optimizer.parameters.items():
+        digest.update(name.encode())
+        master = full(parameter) if isinstance(parameter, DTensor) else master_of(policy._optimizer, name)
+        # A copy: memory that numpy has seen could not be freed in place (`policy_offload`).
+        digest.update(master.to("cpu", copy=True).contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def token_logprobs(policy: PolicyRank, batch: RolloutBatch) -> list[FloatArray]:

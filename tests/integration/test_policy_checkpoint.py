@@ -34,6 +34,7 @@ from tests.integration.policy_processes import (
     sweep,
     tiny_model,
     token_logprobs,
+    weights_digest,
 )
 
 
@@ -41,7 +42,7 @@ def weights_after(policy: PolicyProcesses, *steps: int) -> str:
     """The digest of the weights, on which all ranks must agree."""
     for step in steps:
         policy.call("update", scored_batch(step))
-    [digest] = set(policy.call("weights_digest"))
+    [digest] = set(policy.run(weights_digest))
     return str(digest)
 
 

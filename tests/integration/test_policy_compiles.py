@@ -39,6 +39,7 @@ from tests.integration.policy_processes import (
     policy_processes,
     scored_batch,
     tiny_model,
+    weights_digest,
 )
 
 
@@ -139,10 +140,10 @@ def test_compiling_ahead_changes_nothing(ranks: int, changes: dict[str, Any], tm
         with policy_processes(
             ranks, policy_config(model_dir, tmp_path / name, compile_ahead=ahead, **changes)
         ) as policy:
-            before = policy.call("weights_digest")
+            before = policy.run(weights_digest)
             assert policy.run(gradients_held) == [0] * ranks
             results = [policy.call("update", scored_batch(step)) for step in (1, 2)]
-            return [before, policy.call("weights_digest"), [[each.metrics for each in step] for step in results]]
+            return [before, policy.run(weights_digest), [[each.metrics for each in step] for step in results]]
 
     assert learnt("ahead", ahead=True) == learnt("plain", ahead=False)
 
@@ -154,11 +155,11 @@ def test_a_checkpoint_loads_after_compiling_ahead(tmp_path: Path) -> None:
         policy.call("start_checkpoint", tmp_path / "saved")
         complete_checkpoint(policy, tmp_path / "saved")
         policy.call("update", scored_batch(2))
-        expected = policy.call("weights_digest")
+        expected = policy.run(weights_digest)
     with policy_processes(3, replace(config, compile_ahead=True)) as policy:
         assert policy.call("load_checkpoint", tmp_path / "saved") == [None] * 3
         assert policy.run(unsharded_layers, 2) == [0] * 3, "layers that compiling ahead leaves out are sharded"
-        assert policy.call("weights_digest") == expected
+        assert policy.run(weights_digest) == expected
 
 
 def test_several_ranks_compile_nothing_in_an_update_after_compiling_ahead(tmp_path: Path) -> None:

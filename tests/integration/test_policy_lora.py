@@ -24,6 +24,7 @@ from tests.integration.policy_processes import (
     scored_batch,
     tiny_model,
     token_logprobs,
+    weights_digest,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -172,12 +173,12 @@ def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
     with policy_processes(1, config) as policy:
         policy.call("update", scored_batch(1))
         [first], [second] = (policy.run(token_logprobs, scored_batch(2)) for _ in range(2))
-        [digest] = policy.call("weights_digest")
+        [digest] = policy.run(weights_digest)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
     with policy_processes(1, lora_config(tmp_path)) as policy:
         policy.call("update", scored_batch(1))
-        assert policy.call("weights_digest") != [digest]
+        assert policy.run(weights_digest) != [digest]
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from tests.integration.policy_processes import (
     scored_batch,
     sweep,
     tiny_model,
+    weights_digest,
 )
 
 FAILING_RANK = 1
@@ -155,7 +156,7 @@ def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
 def state_of(policy: PolicyProcesses) -> str:
     """The digest of the weights, which all ranks agree on."""
     digest: str
-    [digest] = set(policy.call("weights_digest"))
+    [digest] = set(policy.run(weights_digest))
     return digest
 
 

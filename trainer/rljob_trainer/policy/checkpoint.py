@@ -27,7 +27,7 @@ from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDig
 from rljob_trainer.policy.checkpoint_files import DamagedCheckpoint, ParallelWriter, VerifyingReader
 from rljob_trainer.policy.checkpoint_layout import (
     STATE,
-    LoadIntoOptimizer,
+    LoadIntoState,
     LocalState,
     SaveInPieces,
     as_saved,
@@ -187,12 +187,13 @@ def load_checkpoint(optimizer: MasterAdamW, directory: Path, rank: int, ranks: i
     """
     reader = VerifyingReader(directory, CheckpointManifest.load(directory).files, rank, ranks)
     saved = reader.read_metadata().state_dict_metadata
-    state = as_saved(optimizer, local_state(optimizer))
+    own = local_state(optimizer)
+    state = as_saved(optimizer, own)
     _require_same_moments(optimizer, saved, directory)
     _require_same_state(state, saved, directory)
     receive_scales(optimizer, state["optimizer"]["state"], saved)
     try:
-        load(state, storage_reader=reader, planner=LoadIntoOptimizer(optimizer))
+        load(state, storage_reader=reader, planner=LoadIntoState(own))
     except CheckpointException as failed:
         failures = {number: error for number, (error, _) in failed.failures.items()}
         damages = [str(error) for error in failures.values() if isinstance(error, DamagedCheckpoint)]

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.moments import CHUNK, MOMENTS, Moment, QuantizedType
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.optimizer_state import BLOCK, joined
+from rljob_trainer.policy.optimizer_state import BLOCK, joined, split
 from rljob_trainer.policy.weight_loading import first_row
 
 WEIGHTS = "model."
@@ -58,7 +58,7 @@ def local_state(optimizer: MasterAdamW) -> LocalState:
 def as_saved(optimizer: MasterAdamW, state: LocalState) -> dict[str, Any]:
     """The state by the names that it has in a checkpoint. Shares its memory, except for copies of scales.
 
-    The master of a bfloat16 weight has a shape alone: `SaveInPieces` and `LoadIntoOptimizer` join and split its pieces.
+    The master of a bfloat16 weight has a shape alone: `SaveInPieces` and `LoadIntoState` join and split its pieces.
     """
     cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
 
@@ -145,27 +145,25 @@ class SaveInPieces(DefaultSavePlanner):
             )
 
 
-class LoadIntoOptimizer(DefaultLoadPlanner):
+class LoadIntoState(DefaultLoadPlanner):
     """Loads masters of bfloat16 weights item by item, without a copy of all."""
 
-    def __init__(self, optimizer: MasterAdamW) -> None:
+    def __init__(self, state: LocalState) -> None:
         super().__init__()
-        self._optimizer = optimizer
+        self._split = {f"{WEIGHTS}{name}": each for name, each in state.items() if "remainders" in each}
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        if self._is_split(read_item):
+        if read_item.dest_index.fqn in self._split:
             return torch.empty(read_item.lengths, dtype=torch.float32)
         tensor: Tensor = super().resolve_tensor(read_item)
         return tensor
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        if self._is_split(read_item):
-            name = read_item.dest_index.fqn.removeprefix(WEIGHTS)
-            self._optimizer.set_master(name, tensor, read_item.dest_offsets)
-
-    def _is_split(self, read_item: ReadItem) -> bool:
-        name = read_item.dest_index.fqn
-        return name.startswith(WEIGHTS) and self._optimizer.is_split(name.removeprefix(WEIGHTS))
+        if (state := self._split.get(read_item.dest_index.fqn)) is not None:
+            ranges = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+            box = tuple(slice(start, start + length) for start, length in ranges)
+            for target, values in zip((state["weights"], state["remainders"]), split(tensor), strict=True):
+                target[box].copy_(values)
 
 
 def receive_scales(optimizer: MasterAdamW, state: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -17,8 +17,7 @@ on the host.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -133,43 +132,6 @@ class MasterAdamW:
         """The local shard of a parameter, to be read: on its device, or in host memory while the device has none."""
         on_host = self.weights_on_host.get(name)
         return local(self.parameters[name]) if on_host is None else on_host
-
-    def master_pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """The float32 master of a parameter's local shard, in pieces of at most a bucket, on the device or the host.
-
-        With each piece, the range of the flattened shard that it covers. Read a piece before the next update.
-        """
-        weights = self.weights_of(name).view(-1)
-        remainders = self.state_of(name).get("remainders")
-        for start in range(0, weights.numel(), BUCKET_ELEMENTS):
-            piece = slice(start, min(start + BUCKET_ELEMENTS, weights.numel()))
-            if remainders is None:
-                yield piece, weights[piece]
-            else:
-                device = self._device
-                yield piece, joined(weights[piece].to(device), remainders.view(-1)[piece].to(device))
-
-    def is_split(self, name: str) -> bool:
-        """True if the parameter is a bfloat16 weight, whose master consists of it and a remainder."""
-        return self.parameters[name].dtype == torch.bfloat16
-
-    def set_master(self, name: str, master: Tensor, offsets: Sequence[int] = ()) -> None:
-        """Set weight and remainder of a box of the local shard from its `master` (float32, on any device).
-
-        `offsets`: where the box begins, in each dimension; by default, at the shard's first element.
-        """
-        starts = offsets or (0,) * master.dim()
-        box = tuple(slice(start, start + length) for start, length in zip(starts, master.shape, strict=True))
-        weights, remainders = local(self.parameters[name])[box], self.state_of(name).get("remainders")
-        rows = max(1, BUCKET_ELEMENTS // max(1, math.prod(master.shape[1:])))
-        for first in range(0, len(master), rows):
-            values = master[first : first + rows].to(weights.device)
-            if remainders is None:
-                weights[first : first + rows].copy_(values)
-            else:
-                rounded, rest = split(values)
-                weights[first : first + rows].copy_(rounded)
-                remainders[box][first : first + rows].copy_(rest)
 
     def _locals(self) -> list[Tensor]:
         """The local shards, flat. Not kept: FSDP replaces them before its first pass."""

@@ -192,10 +192,6 @@ class PolicyRank:
             yield self.named_full_parameters()
         self._memory_log.record(self._step, "sync")
 
-    def weights_digest(self) -> str:
-        """SHA-256 of all master weights; the same on every rank."""
-        return export.weights_digest(self._optimizer)
-
     def export_pretrained(self, directory: Path) -> None:
         """Write the model in Hugging Face format, with the tokenizer of the initial model; or its adapters alone."""
         lora = self.config.lora

@@ -59,7 +59,7 @@ def load_weights(
     """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
 
     `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
-    of float32 masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
+    of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
     Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
