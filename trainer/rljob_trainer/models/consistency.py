@@ -77,8 +77,8 @@ _REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "is_causal": ("causal attention", (None, True)),
     "dual_chunk_attention_config": ("attention over the whole sequence", (None, False)),
 }
-"""Settings that policy and engine do not understand in the same way: the expected model, and the values of such ones.
-"""
+"""Settings that policy and engine do not understand in the same way: the expected model, and the values that are
+accepted."""
 
 _KINDS_WITH_BIASED_HEAD = frozenset({"phi"})
 """Kinds (`model_type`) whose output layer always has a bias, which their configuration does not show."""

@@ -22,7 +22,7 @@ CACHE_VARIABLE = "RLJOB_CACHE_DIR"
 """Set in pods that have a volume for the cache of the hub."""
 
 _LEFTOVER_SECONDS = 3600.0
-"""A partial file is written to all the time while its download lives."""
+"""A partial file that has not been written to for so long belongs to no running download."""
 
 _TOKEN = "HF_TOKEN (in pods by spec.env)"
 

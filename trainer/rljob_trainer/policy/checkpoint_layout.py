@@ -104,7 +104,7 @@ class SaveInPieces(DefaultSavePlanner):
         }
         self._stream: torch.cuda.Stream | None = None
         if in_place and torch.cuda.is_available():
-            # Beside the passes of the next step, which do not change the state.
+            # Concurrent with the passes of the next step, which do not change the state.
             self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
 

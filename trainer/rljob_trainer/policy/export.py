@@ -1,4 +1,4 @@
-"""Exports of the policy: full parameters one by one, their digest, the model in Hugging Face format."""
+"""Exports of the policy: full parameters one after the other, and the model in Hugging Face format."""
 
 from __future__ import annotations
 

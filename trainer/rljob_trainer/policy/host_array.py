@@ -23,7 +23,7 @@ class HostArray:
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool, purpose: str, advice: str) -> None:
-        """`purpose`, `advice`: of a message that the memory could not be taken: `the optimizer's state`, `write …`."""
+        """`purpose`, `advice`: for the message if the memory is refused, such as "the optimizer's state", "write …"."""
         self.nbytes = elements * dtype.itemsize
         self._tensor: Future[Tensor] = Future()
         if not pinned or not elements:

@@ -3,7 +3,7 @@
 In 8 bits: blocks of 256 numbers, each with a float32 scale and codes of a dynamic map. Block-wise dynamic quantization
 (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization") with the maps of bitsandbytes and torchao; their
 spacing is finer near zero. 1 + 4/256 bytes a number. Written here, not imported: torchao's functions
-(`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`, as run one by one they have
+(`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`: without it, they have
 int64 temporaries. Four points differ, for the small gradients of RL:
 
 - The map of `exp_avg_sq` has the squares of the dynamic map's numbers, so that its root, by which AdamW divides, has

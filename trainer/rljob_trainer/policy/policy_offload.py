@@ -37,8 +37,8 @@ class PolicyOffload:
         device: torch.device,
         read_frozen: Callable[[], None] | None = None,
     ) -> None:
-        """`models`: the policy, and a reference model if it is another. Parameters that are elsewhere than on `device`
-        stay there. `read_frozen`: fills the parameters that are not trained from the model's files; None: a copy of
+        """`models`: the policy, and a reference model if it is another. Parameters that are not on `device` stay where
+        they are. `read_frozen`: fills the parameters that are not trained from the model's files; None: a copy of
         them is kept in host memory, once they were offloaded.
         """
         self._models = models
