@@ -144,6 +144,7 @@ class RolloutBatch:
     def of(
         cls, step: int, group_size: int, prompts: Sequence[Prompt], completions: Sequence[Completion]
     ) -> RolloutBatch:
+        """The batch, not scored yet. `completions`: group after group. Raises `ValueError` if their number is wrong."""
         if len(completions) != len(prompts) * group_size:
             raise ValueError(
                 f"expected {len(prompts)} prompts × {group_size} completions, found {len(completions)} completions"

@@ -274,7 +274,7 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
 
 
 def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation) -> list[FloatArray]:
-    """Weight of each token, parallel to `rollout_logprobs`. The weights of a batch sum to 1.
+    """Weight of each token, float32, parallel to `rollout_logprobs`: [tokens] of each completion. They sum to 1.
 
     A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
     `TokenMean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`:
@@ -293,5 +293,5 @@ def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggre
 
 
 def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:
-    """Number of tokens with weight 0, because the engine's log-probability is not finite."""
+    """Number of tokens with weight 0: the engine's log-probability, [tokens] of each completion, is not finite."""
     return sum(int((~np.isfinite(logprobs)).sum()) for logprobs in rollout_logprobs)

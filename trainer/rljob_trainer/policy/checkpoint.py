@@ -104,7 +104,10 @@ class CheckpointWriter:
         self._left.set()
 
     def renew_group(self) -> None:
-        """Use a process group of a new default group, after `leave_group`. Collective. Drops the former checkpoint."""
+        """Use a process group of a new default group, after `leave_group`. Collective. Drops the former checkpoint.
+
+        Raises `RuntimeError` if its write does not end.
+        """
         writing, self._writing = self._writing, None
         if writing is not None and wait([writing], timeout=_LEAVE_SECONDS).not_done:
             raise RuntimeError(f"expected an interrupted checkpoint to end within {_LEAVE_SECONDS:.0f} s, it did not")

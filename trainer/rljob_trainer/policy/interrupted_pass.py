@@ -60,7 +60,10 @@ def leave_group(model: nn.Module) -> None:
 
 
 def use_group(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Use `group`, whose name is that of the former group: FSDP keeps the group itself, its meshes keep the name."""
+    """Use `group` instead of the former group of the same name: FSDP keeps the group itself, its meshes keep the name.
+
+    Raises `RuntimeError` if the names differ.
+    """
     for mesh_info, registry in _places_of_groups(model):
         [name] = mesh_info.mesh._dim_group_names
         if name != group.group_name:

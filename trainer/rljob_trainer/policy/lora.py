@@ -69,7 +69,7 @@ def checkpoint_name(parameter_name: str) -> str:
 
 @torch.no_grad()
 def merged_weight(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The full weight of the layer with its adapter added in float32, in `dtype`. A new tensor. Collective."""
+    """The full weight, [out, in] in `dtype`, with the adapter added in float32. A new tensor. Collective."""
     merged = full(layer.base_layer.weight).to(torch.float32, copy=True)
     second, first = (full(matrix[_ADAPTER].weight).float() for matrix in (layer.lora_B, layer.lora_A))
     return merged.addmm_(second, first, alpha=layer.scaling[_ADAPTER]).to(dtype)

@@ -252,13 +252,13 @@ def split(masters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined(weights: Tensor, remainders: Tensor) -> Tensor:
-    """The masters (float32) of `weights` and `remainders`."""
+    """The masters (float32) of `weights` (bfloat16) and `remainders` (int16), all of one shape."""
     bits = weights.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
     return bits.add_(remainders).view(torch.float32)
 
 
 def stochastically_rounded(values: Tensor, generator: torch.Generator) -> Tensor:
-    """`values` (float32, finite, contiguous) in bfloat16, rounded up or down at random, right on average.
+    """`values` (float32, finite, contiguous, of any shape) in bfloat16, rounded up or down at random, right on average.
 
     An average that moves by less than half a unit in the last place, as Adam's moments do, would otherwise stand still.
     """

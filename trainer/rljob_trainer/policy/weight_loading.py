@@ -99,7 +99,7 @@ def _fill(pieces: Iterable[Piece]) -> None:
 
 
 def rows_of(file: Path, weight: str, first: int, stop: int) -> Tensor:
-    """Rows `first` to `stop` of a weight, as stored. Raises `BadInput` if the file cannot be read."""
+    """[stop − first, …] Rows of a weight, in the dtype of the file. Raises `BadInput` if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     # Opened for each piece: the pages of a file that is open stay mapped, and count as memory of the process.
@@ -133,7 +133,7 @@ def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None = None) -> Iterator[Piece]:
-    """The local shard of a parameter, in pieces."""
+    """The local shard of a parameter, and its remainder of the same shape, in pieces of whole rows."""
     shard = local(parameter)
     begin = first_row(parameter)
     for start in range(0, len(shard), rows := max(1, PIECE_ELEMENTS * len(shard) // max(shard.numel(), 1))):
@@ -168,7 +168,7 @@ def fill_piece(piece: Piece) -> None:
 
 
 def is_finite(values: Tensor) -> bool:
-    """True if no value is NaN or infinite. One pass, without a copy."""
+    """True if no value of a tensor of any shape is NaN or infinite. One pass, without a copy."""
     if not values.numel() or values.dtype.itemsize == 1:  # torch has no extremes of float8 on a CPU
         return True
     return all(map(math.isfinite, values.aminmax()))

@@ -76,7 +76,7 @@ class Segment:
 def deal(left_before: Sequence[HeldGroup], new: Sequence[HeldGroup], quota: int, lots: int) -> list[Lot]:
     """The groups in `lots` lots of nearly equal sizes, whose quotas add up to `quota`.
 
-    `left_before` are at most as many as `quota`, and so in every lot.
+    `left_before` are at most as many as `quota`, also in every lot. Raises `ValueError` for another quota.
     """
     held = [*left_before, *new]
     if not len(left_before) <= quota <= len(held):

@@ -215,7 +215,7 @@ def served_store(host: str) -> TCPStore:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """Sum of the bytes as 32-bit words, and of the bytes that are left. `buffer`: uint8."""
+    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, one-dimensional."""
     import torch
 
     whole = buffer.numel() // 4 * 4
