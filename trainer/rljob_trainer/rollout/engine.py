@@ -20,6 +20,9 @@ from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout_batch import Completion
 
+ENGINE_HOST = "127.0.0.1"
+"""All processes of an engine are in one pod."""
+
 _REPORTS = 16
 """Most reports of complete groups in the time of the longest response. At each, an engine waits for a millisecond or
 two."""
@@ -76,8 +79,6 @@ class RolloutEngine(ABC):
     def serve_store(self) -> int:
         """In the first of several processes of an engine: the port at which the others meet it."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        from rljob_trainer.rollout.shard_executor import ENGINE_HOST
 
         # torch's process group uses this store of its own process (`multi_tenant`), so no other program can take the
         # port in between.

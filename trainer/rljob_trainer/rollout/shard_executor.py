@@ -18,9 +18,7 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_client.errors import RunError
-
-ENGINE_HOST = "127.0.0.1"
-"""All processes of an engine are in one pod."""
+from rljob_trainer.rollout.engine import ENGINE_HOST
 
 
 class ShardExecutor(ExecutorWithExternalLauncher):
