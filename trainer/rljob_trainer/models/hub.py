@@ -31,7 +31,7 @@ class HubUnreachable(RunError):
     """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
 
 
-def resolve(location: str, _cache_directory: Path, accept: Callable[[Path], None]) -> Path:
+def resolve(location: str, accept: Callable[[Path], None]) -> Path:
     """The directory of the model with its weights. Raises `BadInput` and `HubUnreachable`.
 
     In pods, a model that is complete in the cache of the job is used without asking the hub: the pods of all attempts
