@@ -17,7 +17,7 @@ on the host.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.moments import BucketStep, moment_type
+from rljob_trainer.policy.moments import MOMENTS, BucketStep, moment_type
 from rljob_trainer.policy.optimizer_state import OptimizerState, State, entries, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
@@ -38,13 +38,15 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a parameter that lies in a bucket: `length` elements from `start` of its local shard."""
+    """The part of a parameter that lies in a bucket."""
 
     parameter: int
-    start: int
-    length: int
-    gap: int
-    """Elements of the state that follow it and belong to no parameter. They are zero."""
+    of_shard: slice
+    """Elements of the parameter's local shard."""
+    of_bucket: slice
+    """The same elements in the bucket."""
+    with_gap: slice
+    """`of_bucket`, and the elements after it that belong to no parameter and are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,32 +141,31 @@ class MasterAdamW:
 
     def _step_bucket(self, number: int, state: State, flat: list[Tensor]) -> None:
         bucket = self._buckets[number]
-        weights = [flat[each.parameter][each.start : each.start + each.length] for each in bucket.pieces]
-        if bucket.split:
-            masters = joined(_with_gaps(weights, bucket.pieces), state["remainders"])
-        moments = self.moments.read(state)
-        lengths = [length for each in bucket.pieces for length in (each.length, each.gap)]
-        of_pieces = zip(
-            masters.split(lengths)[::2] if bucket.split else weights,
-            map(self._gradient, bucket.pieces),
-            moments["exp_avg"].split(lengths)[::2],
-            moments["exp_avg_sq"].split(lengths)[::2],
-            [self._decays[each.parameter] for each in bucket.pieces],
-            _ranges(bucket.pieces),
-            strict=True,
-        )
-        with_gradient = [each for each in of_pieces if each[1] is not None]
-        if not with_gradient:
+        changed = [each for each in bucket.pieces if self._gradient(each) is not None]
+        if not changed:
             return
+        weights = [flat[each.parameter][each.of_shard] for each in bucket.pieces]
+        masters = weights
+        if bucket.split:
+            rounded = weights[0].new_zeros(bucket.elements.stop - bucket.elements.start)
+            torch._foreach_copy_([rounded[each.of_bucket] for each in bucket.pieces], weights)
+            whole = joined(rounded, state["remainders"])
+            masters = [whole[each.of_bucket] for each in bucket.pieces]
+        moments = self.moments.read(state)
         for decays, weight_decay in ((True, self._config.algorithm.weight_decay), (False, 0.0)):
-            if chosen := [each[:4] for each in with_gradient if each[4] is decays]:
+            chosen = [
+                (master, gradient, *(moments[moment][each.of_bucket] for moment in MOMENTS))
+                for each, master in zip(bucket.pieces, masters, strict=True)
+                if self._decays[each.parameter] is decays and (gradient := self._gradient(each)) is not None
+            ]
+            if chosen:
                 self._adamw(*map(list, zip(*chosen, strict=True)), weight_decay=weight_decay)
         if bucket.split:
-            rounded, remainders = split(masters)
-            torch._foreach_copy_(weights, list(rounded.split(lengths)[::2]))
+            rounded, remainders = split(whole)
+            torch._foreach_copy_(weights, [rounded[each.of_bucket] for each in bucket.pieces])
             state["remainders"].copy_(remainders)
         at = BucketStep(self._config.algorithm.seed, self.steps, number, len(self._buckets), bucket.elements.start)
-        self.moments.keep(state, moments, [each[5] for each in with_gradient], at)
+        self.moments.keep(state, moments, [each.with_gap for each in changed], at)
 
     def _adamw(
         self,
@@ -195,7 +196,7 @@ class MasterAdamW:
 
     def _gradient(self, piece: _Piece) -> Tensor | None:
         grad = self.gradients.of(piece.parameter)
-        return None if grad is None else grad[piece.start : piece.start + piece.length]
+        return None if grad is None else grad[piece.of_shard]
 
 
 def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
@@ -206,19 +207,6 @@ def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
 
 def _aligned(elements: int, alignment: int) -> int:
     return -(-elements // alignment) * alignment
-
-
-def _with_gaps(weights: list[Tensor], pieces: list[_Piece]) -> Tensor:
-    parts = [(each, each.new_zeros(piece.gap)) for each, piece in zip(weights, pieces, strict=True)]
-    return torch.cat([part for pair in parts for part in pair])
-
-
-def _ranges(pieces: list[_Piece]) -> Iterator[slice]:
-    """The range of a bucket's elements that each piece has, with the gap."""
-    stop = 0
-    for piece in pieces:
-        start, stop = stop, stop + piece.length + piece.gap
-        yield slice(start, stop)
 
 
 def _plan_buckets(shards: list[Tensor], most: int, alignment: int) -> list[_Bucket]:
@@ -233,8 +221,9 @@ def _plan_buckets(shards: list[Tensor], most: int, alignment: int) -> list[_Buck
             if last is None or not room:
                 last, room = _Bucket(slice(position, position), [], is_split), most
                 buckets.append(last)
-            length = min(room, shard.numel() - start)
-            piece = _Piece(number, start, length, _aligned(length, alignment) - length)
-            position, start = position + length + piece.gap, start + length
+            length, at = min(room, shard.numel() - start), position - last.elements.start
+            end = at + _aligned(length, alignment)
+            piece = _Piece(number, slice(start, start + length), slice(at, at + length), slice(at, end))
+            position, start = last.elements.start + end, start + length
             buckets[-1] = _Bucket(slice(last.elements.start, position), [*last.pieces, piece], is_split)
     return buckets
