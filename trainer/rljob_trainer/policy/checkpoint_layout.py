@@ -193,8 +193,8 @@ def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor)
 
     `rows`: the scales of all ranks of the writers.
     """
-    assert isinstance(optimizer.moments, QuantizedType)
-    quantizer = optimizer.moments.quantizer
+    quantizer = optimizer.moments
+    assert isinstance(quantizer, QuantizedType)
     state, parameter = optimizer.state_of(name), optimizer.parameters[name]
     codes, scales = state[moment].view(-1), state[SCALES[moment]]
     first = first_row(parameter) * math.prod(parameter.shape[1:])

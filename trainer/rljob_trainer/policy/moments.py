@@ -107,30 +107,6 @@ class _BFloat16(MomentType):
             state[moment].copy_(stochastically_rounded(moments[moment], generator))
 
 
-class QuantizedType(MomentType):
-    """Codes with scales of a dynamic map."""
-
-    dtype, alignment = QUANTIZED, BLOCK
-
-    def __init__(self, device: torch.device) -> None:
-        self.quantizer = MomentQuantizer(device)
-
-    def read(self, state: State) -> dict[Moment, Tensor]:
-        return {
-            moment: self.quantizer.dequantize(moment, state[moment], state[f"{moment}_scales"]) for moment in MOMENTS
-        }
-
-    def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
-        if sum(each.stop - each.start for each in changed) == len(state["exp_avg"]):
-            changed = [slice(0, len(state["exp_avg"]))]
-        for moment, draw in zip(MOMENTS, (None, f"{at.seed}/{at.step}"), strict=True):
-            codes, scales = self.quantizer.quantize(moment, moments[moment], start=at.start, draw=draw)
-            for each in changed:
-                blocks = slice(each.start // BLOCK, each.stop // BLOCK)
-                state[moment][each].copy_(codes[each])
-                state[f"{moment}_scales"][blocks].copy_(scales[blocks])
-
-
 @dataclass(frozen=True, slots=True)
 class CodeMap:
     """The numbers that codes stand for, before they are multiplied by their block's scale, and how to find a code."""
@@ -147,8 +123,10 @@ class CodeMap:
     """The smallest of the values; the largest is 1."""
 
 
-class MomentQuantizer:
-    """Quantizes both moments on one device. Its tables take 36 MiB there."""
+class QuantizedType(MomentType):
+    """Codes with scales of a dynamic map. The tables take 36 MiB on the device."""
+
+    dtype, alignment = QUANTIZED, BLOCK
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -157,6 +135,19 @@ class MomentQuantizer:
         draw = torch.Generator().manual_seed(0)
         noise = torch.randint(0, 1 << _NOISE_BITS, (CHUNK + _OFFSETS,), generator=draw, dtype=torch.int32)
         self._noise = noise.float().mul_(2.0**-_NOISE_BITS).to(device)
+
+    def read(self, state: State) -> dict[Moment, Tensor]:
+        return {moment: self.dequantize(moment, state[moment], state[f"{moment}_scales"]) for moment in MOMENTS}
+
+    def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
+        if sum(each.stop - each.start for each in changed) == len(state["exp_avg"]):
+            changed = [slice(0, len(state["exp_avg"]))]
+        for moment, draw in zip(MOMENTS, (None, f"{at.seed}/{at.step}"), strict=True):
+            codes, scales = self.quantize(moment, moments[moment], start=at.start, draw=draw)
+            for each in changed:
+                blocks = slice(each.start // BLOCK, each.stop // BLOCK)
+                state[moment][each].copy_(codes[each])
+                state[f"{moment}_scales"][blocks].copy_(scales[blocks])
 
     def dequantize(self, moment: Moment, codes: Tensor, scales: Tensor) -> Tensor:
         """The numbers (float32). `codes`: uint8, one-dimensional, whole blocks; `scales`: one for each block."""
