@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.algorithm.micro_batch import rehearsal
-from rljob_trainer.policy import rank as policy_rank
+from rljob_trainer.policy import loading
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import (
@@ -211,8 +211,8 @@ def trace_layers(_policy: PolicyRank) -> None:
         compile_layers(model.decoder_layers, backend="eager")
         shard(model, *arguments)
 
-    policy_rank.shard = compile_and_shard  # type: ignore[assignment, attr-defined]
-    policy_rank.can_pack = lambda *_arguments: False  # type: ignore[attr-defined]
+    loading.shard = compile_and_shard  # type: ignore[assignment, attr-defined]
+    loading.can_pack = lambda *_arguments: False  # type: ignore[attr-defined]
 
 
 def gradients_held(policy: PolicyRank) -> int:

@@ -6,75 +6,36 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_client.model_files import has_only_bfloat16
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
-from rljob_trainer.policy.lora import add_adapters, export_adapter
+from rljob_trainer.policy.loading import LoadedPolicy, distinct_models, reference_model, trained_model
+from rljob_trainer.policy.lora import export_adapter
 from rljob_trainer.policy.membership import Membership
 from rljob_trainer.policy.model import (
     PolicyModel,
-    build_policy_model,
     checkpoint_activations,
-    compile_layers,
-    keep_on_host,
     sent_name,
-    shard,
-    to_compute_dtype,
 )
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.packed_attention import can_pack
 from rljob_trainer.policy.policy_offload import PolicyOffload
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
-from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
+from rljob_trainer.policy.weight_loading import read_frozen_weights
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPolicy:
-    """The parts of a loaded policy, whose weights may be in host memory: `with_weights` brings them to the device. Code
-    that can read weights in host memory (`MasterAdamW.weights_of`) uses the other members.
-    """
-
-    model: PolicyModel
-
-    reference: PolicyModel | None
-    """With adapters, `model` itself."""
-
-    optimizer: MasterAdamW
-
-    snapshot: StateSnapshot | None
-
-    update: PolicyUpdate
-
-    offload: PolicyOffload
-
-    def with_weights(self) -> LoadedPolicy:
-        """The parts, with weights on the device. If it lacks the memory, its error is raised, and nothing changes."""
-        self.offload.bring_back()
-        return self
-
-    def models(self) -> list[PolicyModel]:
-        return _distinct(self.model, self.reference)
-
-
-def _distinct(model: PolicyModel, reference: PolicyModel | None) -> list[PolicyModel]:
-    return [model] if reference is None or reference is model else [model, reference]
 
 
 class PolicyRank:
@@ -112,12 +73,12 @@ class PolicyRank:
         """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used,
         and `OutputUnavailable` if this rank cannot write to the output directory."""
         export.rehearse_output(self.config, self.rank)
-        model, remainders = self._trained_model()
+        model, remainders = trained_model(self.config, self.world_size)
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(model, enabled=True)
         if not self.config.memory.detach_metrics:
             allow_kept_graphs()
-        reference = self._reference_model(model) if self.config.algorithm.kl_coefficient > 0 else None
+        reference = reference_model(self.config, self.world_size, model)
         if self._on_gpu:
             self._arrange_gpu_memory(model)
         self._checkpoint_writer = checkpoint.CheckpointWriter(copies=self.config.checkpoint_copy)
@@ -129,7 +90,7 @@ class PolicyRank:
             optimizer,
             StateSnapshot(optimizer) if self.config.snapshots and not optimizer.state.offloaded else None,
             PolicyUpdate(self.config, model, optimizer, reference, self._device, self._log_micro_batch),
-            self._offload_of(_distinct(model, reference)),
+            self._offload_of(distinct_models(model, reference)),
         )
         optimizer.weights_on_host = self._loaded.offload.copies
         self._membership.before_leaving = self._drop_groups
@@ -293,54 +254,6 @@ class PolicyRank:
             return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)
 
     # --- how ---
-
-    def _trained_model(self) -> tuple[PolicyModel, dict[str, Tensor]]:
-        """The model on its device, and the remainders of its masters.
-
-        FSDP shards float32 parameters, which are themselves the masters. A single rank keeps trained weights in the
-        compute dtype; frozen weights with adapters always have it.
-        """
-        alone, lora = self.world_size == 1, self.config.lora
-        lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)
-        model = self._build_model(self._dtype if lossless or lora else torch.float32)
-        if lora is not None:
-            add_adapters(model.causal_lm, lora, self.config.algorithm.seed)
-        remainders = to_compute_dtype(model, self._dtype) if alone else {}
-        if self._on_gpu:
-            compile_layers(model.decoder_layers)
-        shard(model, self._mesh(), self._dtype)
-        load_weights(model, self.config.model_dir, self.config.device, sent_name, remainders)
-        return model, remainders
-
-    def _reference_model(self, trained: PolicyModel) -> PolicyModel:
-        """The initial model, frozen, in the compute dtype; in host memory if the optimizer's state is there.
-
-        With adapters, the model without them: no second copy.
-        """
-        if self.config.lora is not None:
-            return trained
-        model = self._build_model(self._dtype).requires_grad_(False)
-        if self._on_gpu:
-            compile_layers(model.decoder_layers)
-        on_host = self._on_gpu and self.config.memory.optimizer_offload
-        if on_host:
-            keep_on_host(model, self._mesh())
-        else:
-            shard(model, self._mesh(), self._dtype)
-        load_weights(model, self.config.model_dir, "cpu" if on_host else self.config.device, sent_name)
-        return model
-
-    def _build_model(self, dtype: torch.dtype) -> PolicyModel:
-        return build_policy_model(
-            self.config.model_dir,
-            temperature=self.config.algorithm.temperature,
-            chunk_tokens=self.config.memory.logprob_chunk_tokens,
-            dtype=dtype,
-            packs=can_pack(self.config.model_dir, self.config.device, self._dtype),
-        )
-
-    def _mesh(self) -> DeviceMesh:
-        return init_device_mesh(self.config.device, (self.world_size,))
 
     def _before_optimizer_step(self) -> None:
         if self._loaded.snapshot is not None:
