@@ -169,7 +169,7 @@ def with_experts(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(with_dynamic_rope, "rope_scaling of the type dynamic"), (with_experts, "found a mixture of experts")],
+    [(with_dynamic_rope, "rope_scaling of the type dynamic"), (with_experts, "not a mixture of experts")],
 )
 def test_an_unsupported_model_is_refused(
     change: Callable[[Path], None], said: str, command: Command, model: Path

@@ -15,8 +15,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.weight_sync import send_weights
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
+from rljob_trainer.weight_sync.colocated import send_weights
 
 
 class PolicyActor(PolicyRank):

@@ -22,8 +22,6 @@ from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, layout, pac
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-if TYPE_CHECKING:
-    import torch
 
 _LOST_ENGINE_SECONDS = 15.0
 """The connections of a lost engine close at once. Ray reports the loss a little later."""
@@ -217,7 +215,7 @@ def served_store(host: str) -> TCPStore:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """Sum of the bytes as 32-bit words, and of the bytes that are left. `buffer`: uint8."""
+    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, one-dimensional."""
     import torch
 
     whole = buffer.numel() // 4 * 4
