@@ -51,10 +51,10 @@ class PodPlacement:
     def __enter__(self) -> Self:
         """Start the Ray head without waiting: it takes seconds, in which the model and the task can be read."""
         _, port = self._environment.ray_head_address
-        ports = ray_node.RayPorts(self._environment.ray_first_port)
-        self._starting = ray_node.begin(
-            ray_node.head_command(pod_ip=self._environment.pod_ip, port=port, ports=ports), self._log
+        command = ray_node.head_command(
+            pod_ip=self._environment.pod_ip, port=port, first_port=self._environment.ray_first_port
         )
+        self._starting = ray_node.begin(command, self._log)
         return self
 
     def __exit__(

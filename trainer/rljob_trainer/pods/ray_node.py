@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,35 +46,26 @@ _A_LITTLE = 0.001
 """Fraction of a worker's own resource: enough to be placed there, and small enough for many requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class RayPorts:
-    """Every port that Ray listens on in a pod, except the port of the head."""
-
-    first: int
-    """The other ports follow it."""
-
-    @property
-    def node_manager(self) -> int:
-        return self.first
-
-    def options(self) -> dict[str, int]:
-        return {
-            "node-manager-port": self.first,
-            "object-manager-port": self.first + 1,
-            "runtime-env-agent-port": self.first + 2,
-            "dashboard-agent-listen-port": self.first + 3,
-            "dashboard-agent-grpc-port": self.first + 4,
-            "metrics-export-port": self.first + 5,
-            "min-worker-port": self.first + 20,
-            "max-worker-port": self.first + 20 + _WORKER_PORTS - 1,
-        }
+def ports(first: int) -> dict[str, int]:
+    """Every port that Ray listens on in a pod, except the port of the head, by option of `ray start`. The first is that
+    of the node manager."""
+    return {
+        "node-manager-port": first,
+        "object-manager-port": first + 1,
+        "runtime-env-agent-port": first + 2,
+        "dashboard-agent-listen-port": first + 3,
+        "dashboard-agent-grpc-port": first + 4,
+        "metrics-export-port": first + 5,
+        "min-worker-port": first + 20,
+        "max-worker-port": first + 20 + _WORKER_PORTS - 1,
+    }
 
 
 def endpoint(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
+def head_command(*, pod_ip: str, port: int, first_port: int) -> list[str]:
     """`ray start` for the head. It offers no CPU and no GPU, so that no role runs in the controller's pod."""
     return _start(
         {
@@ -86,12 +76,12 @@ def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
             "num-gpus": 0,
             "include-dashboard": "false",
             "no-monitor": True,
-            **ports.options(),
+            **ports(first_port),
         }
     )
 
 
-def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: int, resource: str) -> list[str]:
+def worker_command(*, head: str, pod_ip: str, first_port: int, cpus: int, gpus: int, resource: str) -> list[str]:
     """`ray start` for a worker. `head`: address:port of the head. `resource`: a resource that only this worker has."""
     return _start(
         {
@@ -100,7 +90,7 @@ def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: 
             "num-cpus": cpus,
             "num-gpus": gpus,
             "resources": json.dumps({resource: 1}),
-            **ports.options(),
+            **ports(first_port),
         }
     )
 

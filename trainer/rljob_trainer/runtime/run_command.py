@@ -29,7 +29,7 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.attempt_plan import Supervision
-from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
+from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -80,9 +80,7 @@ def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
         supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
         directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
         _print_unread_fields(document, job.spec, options.device)
-        with directory.open(
-            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
-        ):
+        with directory.open(read_text(manifest), identity(job), changeable=changeable_settings(job)):
             outcome = JobRun(
                 job,
                 manifest.parent,
