@@ -69,6 +69,7 @@ class SimulatedProcesses:
     ranks: int
     started: bool = False
     loaded: bool = False
+    scattered: bool = False
     loading: dict[str, object] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Calls in which a fault was injected."""
@@ -78,11 +79,6 @@ class SimulatedProcesses:
 
     def inject(self, _rank: int, fault: InjectedFault) -> None:
         self.faults.append(fault.method)
-
-
-@dataclass
-class SimulatedRanks:
-    scattered: bool = False
 
 
 @dataclass
@@ -113,7 +109,6 @@ class SimulatedRoles:
         self.policy = SimulatedProcesses("policy", ranks)
         self.engines = SimulatedProcesses("rollout", ranks)
         self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
-        self.ranks = SimulatedRanks()
         self.weights: str | None = None
         self.engine_weights: str | None = None
         self.half_written = False
@@ -149,11 +144,11 @@ class SimulatedRoles:
     def rejoin_policy(self) -> None:
         self._may_fail("policy-0", "rejoin")
         self.rejoined += 1
-        self.ranks.scattered = self.half_written = False
+        self.policy.scattered = self.half_written = False
 
     def end(self, role: Role) -> None:
         if role == "policy":
-            self.ranks.scattered = False
+            self.policy.scattered = False
             self.policy.started = self.policy.loaded = False
             self.policy_at = self.weights = None
         else:
@@ -219,7 +214,7 @@ class SimulatedRoles:
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         assert self.weights is not None
-        assert not self.ranks.scattered, "an update was done by ranks without a group"
+        assert not self.policy.scattered, "an update was done by ranks without a group"
         assert not self.half_written, "an update was done on parameters that were half-written"
         assert self.policy_at == batch.step - 1, "an update was left out or done twice"
         before, self.policy_at = self.policy_at, None
@@ -227,8 +222,8 @@ class SimulatedRoles:
             self._may_fail("policy-0", f"update {batch.step}")
         except DeviceOutOfMemory as failure:
             self.half_written = HALFWAY in str(failure)
-            self.ranks.scattered = len(self.policy) > 1
-            self.policy_at = before if self.ranks.scattered or not self.half_written else None
+            self.policy.scattered = len(self.policy) > 1
+            self.policy_at = before if self.policy.scattered or not self.half_written else None
             raise
         self.weights = learnt(self.weights, batch)
         self.policy_at = batch.step

@@ -15,7 +15,7 @@ from rljob_client.errors import RunError
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.phase_clock import PartClock
-from rljob_trainer.roles import absent_engines, generation, role_processes, topologies
+from rljob_trainer.roles import absent_engines, generation, role_processes
 from rljob_trainer.roles import roles as roles_module
 from rljob_trainer.roles.absent_engines import has_place
 from rljob_trainer.roles.role_processes import RoleSettings
@@ -137,7 +137,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(role_processes, "spawn", machine.spawn)
     monkeypatch.setattr(ray, "kill", machine.kill)
     monkeypatch.setattr(ray, "put", lambda given: given)
-    for module in (absent_engines, topologies, generation, role_processes, roles_module):
+    for module in (absent_engines, generation, role_processes, roles_module):
         monkeypatch.setattr(module, "wait_for", machine.wait_for)
     monkeypatch.setattr(roles_module, "placement_group", lambda _bundles: None)
     monkeypatch.setattr(absent_engines, "has_place", lambda bundle: not machine.lost & set(bundle))

@@ -1,4 +1,4 @@
-"""The settings of the roles, the processes of one role as a whole, and the group of the policy ranks."""
+"""The settings of the roles, the processes of one role, and the group of the policy ranks."""
 
 from __future__ import annotations
 
@@ -83,6 +83,16 @@ class RoleResources:
     first_bundle: int = 0
     """Index of the group's bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
 
+    def options(self, rank: int) -> dict[str, Any]:
+        """Options of Ray for the actor of `rank`."""
+        if self.group is None:
+            return {"num_cpus": 1}
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        gpus = {"num_gpus": self.gpus} if self.gpus else {}
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.first_bundle + rank)
+        return {"num_cpus": 1, **gpus, "scheduling_strategy": strategy}
+
 
 class RoleProcesses:
     """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none before `start` and after `end`."""
@@ -149,7 +159,8 @@ class RoleProcesses:
 
     def _spawned(self, rank: int, environment: Mapping[str, str]) -> RoleHandle:
         name = f"{self.role}-{rank}"
-        options = _options(rank, self._resources, {**environment, ROLE_VARIABLE: self.role})
+        runtime_env = {"env_vars": {**environment, ROLE_VARIABLE: self.role}}
+        options = {**self._resources.options(rank), "runtime_env": runtime_env}
         return spawn(name, self._class_name, self._logs / f"{name}.log", options)
 
     def construct(self, *arguments: Any) -> Calls:
@@ -162,9 +173,9 @@ class RoleProcesses:
     def call(self, method: str, *arguments: Any) -> Calls:
         return {name: getattr(handle, method).remote(*arguments) for name, handle in self._handles.items()}
 
-    def call_first(self, method: str, *arguments: Any) -> Calls:
-        name, handle = next(iter(self._handles.items()))
-        return {name: getattr(handle, method).remote(*arguments)}
+    def results(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
+        """The results of a call of `method` in each process, by actor name. Raises the first failure."""
+        return wait_for(self.call(method, *arguments), doing)
 
     def inject(self, rank: int, fault: InjectedFault) -> None:
         """Inject `fault` into the process of `rank`."""
@@ -194,74 +205,63 @@ def placement_group(bundles: Sequence[Bundle] | None) -> Any:
     return group
 
 
-def _options(rank: int, resources: RoleResources, environment: Mapping[str, str]) -> dict[str, Any]:
-    runtime_env = {"env_vars": dict(environment)}
-    if resources.group is None:
-        return {"num_cpus": 1, "runtime_env": runtime_env}
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    gpus = {"num_gpus": resources.gpus} if resources.gpus else {}
-    strategy = PlacementGroupSchedulingStrategy(
-        resources.group, placement_group_bundle_index=resources.first_bundle + rank
-    )
-    return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}
-
-
 _LEAVE_SECONDS = 30.0
 """For all ranks to leave a call after one has left the group. They leave at their next collective operation."""
 _REJOIN_SECONDS = 120.0
 
 
-class PolicyRanks:
-    """Calls that the policy ranks do together. If one fails, all leave the call, and can form their group anew."""
+class PolicyProcesses(RoleProcesses):
+    """The policy ranks. If one fails in a call in which they wait for one another, all leave it, and can form their
+    group anew."""
 
-    def __init__(self, processes: RoleProcesses) -> None:
-        self._processes = processes
+    scattered = False
+    """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
+    _in_update = False
+
+    def end(self) -> None:
+        super().end()
         self.scattered = False
-        """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
-        self._in_update = False
 
     def connect(self) -> None:
         """Form the first group of new processes."""
-        self.scattered = False
-        host, port = self._rendezvous()
-        wait_for(self._processes.call("connect", host, port), "joining the process group")
+        self.results("connect", *self._rendezvous(), doing="joining the process group")
 
-    def call(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
-        """Call a method of all ranks, which may wait for one another in it.
+    def together(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
+        """Call a method of all ranks, which may wait for one another in it. The results by actor name.
 
         If one runs out of memory, the others leave the call before the failure is raised. If they do not in time, or
         after any other failure, the processes are unusable and `scattered` is False.
         """
-        calls = self._processes.call(method, *arguments)
+        calls = self.call(method, *arguments)
         try:
             return wait_for(calls, doing)
         except DeviceOutOfMemory:
-            self.scattered = len(self._processes) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
+            self.scattered = len(self) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
             self._in_update = method == "update"
             raise
 
     @property
     def usable(self) -> bool:
         """After a failed call: True if no rank still waits for another."""
-        return self.scattered or len(self._processes) == 1
+        return self.scattered or len(self) == 1
 
     def can_undo_update(self) -> bool:
         """True if all ranks can repeat the failed update with the same result."""
         if not self.usable:
             return False
         try:
-            return all(wait_for(self._processes.call("can_undo_update"), "checking the failed update").values())
+            return all(self.results("can_undo_update", doing="checking the failed update").values())
         except RunError:
             return False
 
     def rejoin(self) -> None:
         """Bring the ranks to the state before the failed call, in a new group. Raises `RunError` if that fails."""
         with time_limit(_REJOIN_SECONDS):
-            host, port = self._rendezvous()
-            wait_for(self._processes.call("rejoin", host, port, self._in_update), "joining the new process group")
+            self.results("rejoin", *self._rendezvous(), self._in_update, doing="joining the new process group")
         self.scattered = False
 
     def _rendezvous(self) -> tuple[str, int]:
-        [(host, port)] = wait_for(self._processes.call_first("rendezvous"), "starting").values()
+        """Host and port at which the ranks meet."""
+        name, first = next(iter(self._handles.items()))
+        host, port = wait_for({name: first.rendezvous.remote()}, "starting")[name]
         return host, port

@@ -16,7 +16,13 @@ from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.generation import Generation, WorkQueue
-from rljob_trainer.roles.role_processes import PolicyRanks, RoleProcesses, RoleResources, RoleSettings, placement_group
+from rljob_trainer.roles.role_processes import (
+    PolicyProcesses,
+    RoleProcesses,
+    RoleResources,
+    RoleSettings,
+    placement_group,
+)
 from rljob_trainer.rollout.lots import Lot, LotResult, Lots, WholeGroups
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
@@ -45,8 +51,7 @@ class Roles(ABC):
         self.clock = clock
         resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
         logs = settings.output_dir / "logs"
-        self.policy = RoleProcesses("policy", self.policy_class, settings.ranks, resources, logs)
-        self.ranks = PolicyRanks(self.policy)
+        self.policy = PolicyProcesses("policy", self.policy_class, settings.ranks, resources, logs)
         engine_resources = replace(resources, first_bundle=settings.first_engine_bundle)
         self.engines = RoleProcesses(
             "rollout",
@@ -93,8 +98,8 @@ class Roles(ABC):
         """Use `settings` for new processes; a running policy applies the memory settings that it can."""
         self.settings = settings
         if self.policy.loaded:
-            changing = self.policy.call("change_memory", settings.policy.memory, settings.policy.checkpoint_copy)
-            wait_for(changing, "changing the policy's memory settings")
+            memory, copy = settings.policy.memory, settings.policy.checkpoint_copy
+            self.policy.results("change_memory", memory, copy, doing="changing the policy's memory settings")
         elif self.policy.started:
             self.end("policy")  # it was constructed with the previous settings
 
@@ -104,13 +109,12 @@ class Roles(ABC):
         Raises `RunError` if that fails.
         """
         with self.clock.part("rejoin"):
-            self.ranks.rejoin()
+            self.policy.rejoin()
 
     def end(self, role: Role) -> None:
         """Stop the processes of a role and free their memory. New ones can then be constructed."""
         if role == "policy":
             self.policy.end()
-            self.ranks.scattered = False
             self.policy_at = None
         else:
             self.engines.end()
@@ -178,14 +182,10 @@ class Roles(ABC):
 
         def replacement(failure: WorkerLost) -> Calls | None:
             engine = self._engine_of(failure)
-            failure.place_lost = self.absent.is_lost_with_its_place(engine)
-            if failure.place_lost and self.settings.first_engine_bundle == 0:
-                return None  # a policy rank is lost with it
-            if not may_replace(failure):
-                return None
-            if failure.place_lost:
-                self.absent.add(engine)
+            if self._leave_out(engine, failure, may_replace):
                 return {}
+            if failure.place_lost or not may_replace(failure):
+                return None
             self.engines_at = None
             return self._start_again(engine)
 
@@ -212,9 +212,9 @@ class Roles(ABC):
         given = batch if len(self.policy) == 1 else ray.put(batch)
         before, self.policy_at = self.policy_at, None
         try:
-            results = self.ranks.call("update", given, doing="updating")
+            results = self.policy.together("update", given, doing="updating")
         except DeviceOutOfMemory:
-            self.policy_at = before if self.ranks.can_undo_update() else None
+            self.policy_at = before if self.policy.can_undo_update() else None
             raise
         self.policy_at = batch.step
         return results
@@ -256,8 +256,12 @@ class Roles(ABC):
         others = [other for other in self.engines.working if other != engine]
         if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
             return False
+        return self._leave_out(engine, failure, may_replace)
+
+    def _leave_out(self, engine: Engine, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
+        """Leave out an engine that is lost with its pod. False if the pod is there, or had a policy rank as well."""
         failure.place_lost = self.absent.is_lost_with_its_place(engine)
-        if not failure.place_lost or not may_replace(failure):
+        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not may_replace(failure):
             return False
         self.absent.add(engine)
         return True
@@ -270,11 +274,11 @@ class Roles(ABC):
 
     def checkpoint_written(self) -> bool:
         """True if `finish_checkpoint` would return at once."""
-        return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
+        return all(self.policy.results("checkpoint_written", doing="writing a checkpoint").values())
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:
         """Wait until the checkpoint is durable. Returns the digests of the files of all ranks by name."""
-        digests = wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
+        digests = self.policy.results("finish_checkpoint", doing="writing a checkpoint")
         return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
 
     def load_checkpoint(self, directory: Path, step: int) -> str | None:
@@ -283,7 +287,7 @@ class Roles(ABC):
         Returns None, or a description of damage in the files; `policy_at` is then None.
         """
         self.policy_at = None
-        damages = wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        damages = self.policy.results("load_checkpoint", directory, doing="loading a checkpoint")
         if damage := next((each for each in damages.values() if each), None):
             return str(damage)
         self.policy_at = step
@@ -299,7 +303,7 @@ class Roles(ABC):
         if self.policy.loading:
             return
         with self.clock.part("policy"):
-            self.ranks.connect()
+            self.policy.connect()
             self.policy.loading = self.policy.call("load")
 
     def _finish_loading_policy(self) -> None:
@@ -330,8 +334,8 @@ class Roles(ABC):
     def _of_all_ranks(self, method: str, *arguments: Any, doing: str) -> None:
         """Call a method of the policy that does not change it."""
         try:
-            self.ranks.call(method, *arguments, doing=doing)
+            self.policy.together(method, *arguments, doing=doing)
         except DeviceOutOfMemory:
-            if not self.ranks.usable:
+            if not self.policy.usable:
                 self.policy_at = None
             raise

@@ -16,7 +16,6 @@ from rljob_api.plan_change import Role
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
-from rljob_trainer.roles.calls import wait_for
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -64,14 +63,14 @@ class ColocatedRoles(Roles):
         if self.engines_sleep:
             self._put_engines_to_sleep()
             self._half_awake = True
-            wait_for(self.engines.call("wake_weights"), "waking the weights")
+            self.engines.results("wake_weights", doing="waking the weights")
         super().sync(version, may_replace)
         if self._offloads:
             self.engines_at = None
             self._offload_policy("sync")
         if self.engines_sleep:
             self.engines_at = None
-            wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
+            self.engines.results("wake_kv_cache", doing="waking the KV cache")
             self._half_awake = False
         self.engines_at = version
 
@@ -102,7 +101,7 @@ class ColocatedRoles(Roles):
     def _put_engines_to_sleep(self) -> None:
         if self.engines_sleep:
             self.engines_at = None
-            wait_for(self.engines.call("sleep"), "going to sleep")
+            self.engines.results("sleep", doing="going to sleep")
 
 
 class DisaggregatedRoles(Roles):
