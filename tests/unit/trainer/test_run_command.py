@@ -29,7 +29,7 @@ from rljob_trainer.runtime import attempt_plan
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
-from rljob_trainer.runtime.run_command import LocalPlacement, RunOptions, run_manifest
+from rljob_trainer.runtime.run_command import LocalPlacement, run_manifest
 from tests.unit.ledger.samples import step_record, write_ledger
 
 MANIFEST = """
@@ -61,7 +61,7 @@ class Command:
             old, arrow, new = line.partition(" -> ")
             text = text.replace(old, new) if arrow else f"{text}  {line}\n"
         self.manifest.write_text(text)
-        code = run_manifest(self.manifest, RunOptions(**{"output": self.output.path, **options}))
+        code = run_manifest(self.manifest, **{"output": self.output.path, **options})
         self.lines = self._capsys.readouterr()
         self.printed = " ".join((self.lines.out + self.lines.err).split())
         return code

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -51,44 +50,31 @@ class InvalidCommandLine(RunError):
     exit_code = ExitCode.INVALID_MANIFEST
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of the command line, besides the manifest."""
+def run_manifest(
+    manifest: Path,
+    output: Path | None = None,
+    *,
+    device: DeviceChoice = "auto",
+    faults: Sequence[str] = (),
+    plan: Path | None = None,
+    plot: bool = False,
+) -> ExitCode:
+    """Run the job on this machine, print how it went, and return the exit code.
 
-    output: Path | None = None
-    """None: runs/NAME-OF-THE-JOB."""
-
-    device: DeviceChoice = "auto"
-
-    faults: Sequence[str] = ()
-    """Faults to inject, as `CLASS@PHASE:STEP`."""
-
-    plan: Path | None = None
-    """JSON file with the initial memory plan; None: computed from job and machine."""
-
-    plot: bool = False
-    """Draw the plots when the run ends."""
-
-
-def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
-    """Run the job on this machine, print how it went, and return the exit code."""
+    `output`: None: runs/NAME-OF-THE-JOB. `faults`: to inject, as `CLASS@PHASE:STEP`. `plan`: JSON file with the initial
+    memory plan; None: computed from job and machine. `plot`: draw the plots when the run ends.
+    """
     try:
-        if options.plot:
+        if plot:
             _require_plots()
         document = only_job(manifest)
-        job = _with_faults(_own_job(document, manifest), options.faults)
-        supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
-        directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
-        _print_unread_fields(document, job.spec, options.device)
+        job = _with_faults(_own_job(document, manifest), faults)
+        supervision = Supervision(plan=None if plan is None else _read_plan(plan))
+        directory = OutputDirectory(output or Path("runs") / job.metadata.name)
+        _print_unread_fields(document, job.spec, device)
         with directory.open(read_text(manifest), identity(job), changeable=changeable_settings(job)):
-            outcome = JobRun(
-                job,
-                manifest.parent,
-                directory,
-                LocalPlacement(options.device),
-                supervision=supervision,
-            ).run()
-            not_drawn = _plot(directory) if options.plot else ExitCode.COMPLETE
+            outcome = JobRun(job, manifest.parent, directory, LocalPlacement(device), supervision=supervision).run()
+            not_drawn = _plot(directory) if plot else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
@@ -234,7 +220,7 @@ def _require_plots() -> None:
 
 
 def _plot(directory: OutputDirectory) -> ExitCode:
-    """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
+    """Draw the plots, print their paths, and return the exit code. A failed run may have nothing to draw."""
     from rljob_client.plot import plot_run  # importing matplotlib takes seconds
 
     try:
