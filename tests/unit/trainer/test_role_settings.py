@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.topology import worker_pods
 from rljob_client.errors import BadInput
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
@@ -18,7 +19,7 @@ from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
-from rljob_trainer.runtime.role_settings import policy_ranks, role_settings, rollout_engines
+from rljob_trainer.runtime.role_settings import role_settings, rollout_engines
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
@@ -108,7 +109,8 @@ def hosts_on(
 
 def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> None:
     for policy, ranks in (({"replicas": 2}, 2), ({"gpusPerReplica": 2}, 2), ({"replicas": 3, "gpusPerReplica": 0}, 3)):
-        assert policy_ranks(spec(policy=policy)) == rollout_engines(spec(policy=policy)) == ranks
+        job = spec(policy=policy)
+        assert worker_pods(job)[0].processes == rollout_engines(job) == ranks
 
 
 def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
