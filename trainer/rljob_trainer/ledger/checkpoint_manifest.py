@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,13 +26,10 @@ class FileDigest(BaseModel):
 class CheckpointManifest(BaseModel):
     """Contents of `checkpoint.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     step: int
     """The checkpoint holds the state after this step."""
-
-    metadata: dict[str, Any]
-    """Data of the writer, for the resume."""
 
     files: dict[str, FileDigest]
     """By path relative to the checkpoint."""
@@ -47,14 +43,12 @@ class CheckpointManifest(BaseModel):
         return cls.model_validate_json((checkpoint / MANIFEST_NAME).read_bytes())
 
 
-def describe(
-    checkpoint: Path, step: int, metadata: dict[str, Any], known: Mapping[str, FileDigest]
-) -> CheckpointManifest:
+def describe(checkpoint: Path, step: int, known: Mapping[str, FileDigest]) -> CheckpointManifest:
     """The manifest of the files in `checkpoint`. Reads the files that are not `known`."""
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     files = {path.relative_to(checkpoint).as_posix(): path for path in paths}
     digests = {name: known.get(name) or digest_of(path) for name, path in files.items()}
-    return CheckpointManifest(step=step, metadata=metadata, files=digests)
+    return CheckpointManifest(step=step, files=digests)
 
 
 def find_damage(checkpoint: Path, step: int, left_out: Container[str] = ()) -> str | None:

@@ -202,28 +202,22 @@ class WorkerAgents:
 
         Raises `WorkerLost` if one does not answer in time; the function has then run in the others.
         """
+        results = self.answers(function, timeout_seconds, *arguments)
+        if silent := [str(worker) for worker in range(self._workers) if worker not in results]:
+            raise WorkerLost(
+                f"worker {', '.join(silent)} did not answer {function.__name__} within {timeout_seconds:g} s"
+            )
+        return [results[worker] for worker in range(self._workers)]
+
+    def answers(self, function: Callable[..., Result], timeout_seconds: float, *arguments: object) -> dict[int, Result]:
+        """The result of `function(*arguments)` by worker, for those that answer in time."""
         import ray
         from ray import exceptions
 
         agents = {worker: _find(worker) for worker in range(self._workers)}
-        calls = [agent.call.remote(function, *arguments) for agent in agents.values() if agent is not None]
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=timeout_seconds)
-        if gone := [str(worker) for worker, agent in agents.items() if agent is None]:
-            raise WorkerLost(f"worker {', '.join(gone)} exited before {function.__name__}")
-        try:
-            results: list[Result] = ray.get(calls, timeout=0)
-        except (exceptions.GetTimeoutError, exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
-            raise WorkerLost(f"a worker did not answer {function.__name__} within {timeout_seconds:g} s") from error
-        return results
-
-    def answers(self, function: Callable[[], Result], timeout_seconds: float) -> dict[int, Result]:
-        """The result of `function` by worker, for those that answer in time."""
-        import ray
-        from ray import exceptions
-
-        agents = {worker: _find(worker) for worker in range(self._workers)}
-        worker_of = {agent.call.remote(function): worker for worker, agent in agents.items() if agent is not None}
+        worker_of = {
+            agent.call.remote(function, *arguments): worker for worker, agent in agents.items() if agent is not None
+        }
         if not worker_of:
             return {}
         answered, _ = ray.wait(list(worker_of), num_returns=len(worker_of), timeout=timeout_seconds)
