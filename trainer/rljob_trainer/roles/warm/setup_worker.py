@@ -82,6 +82,7 @@ def _ask(connection: socket.socket, worker: list[str], environment: dict[str, st
             "worker": worker,
             "environment": environment,
             "directory": os.getcwd(),
+            "client": os.getpid(),
             "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         }
     ).encode()
