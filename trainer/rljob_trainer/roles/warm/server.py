@@ -135,7 +135,7 @@ def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str,
                     listener.close()
                     _fork_worker(request, descriptors, connection)
                     os.environ.clear()
-                    os.environ.update(request.environment | changed)
+                    os.environ.update({**request.environment, **changed})
                     return request
             finally:
                 for descriptor in descriptors:
@@ -156,7 +156,8 @@ def _fork_worker(request: Request, descriptors: Sequence[int], connection: socke
         connection.sendall(FORKED)
         watched = os.pidfd_open(process)
         # A client sends nothing more: its connection is readable once it has ended.
-        if connection in select.select([connection, watched], [], [])[0]:
+        ended, _, _ = select.select([connection.fileno(), watched], [], [])
+        if connection.fileno() in ended:
             os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         connection.sendall(str(code).encode())
