@@ -18,8 +18,7 @@ from rljob_memory.planning.host_memory import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.pods.ray_node import begin, endpoint, head_command, require_started, worker_command
-from rljob_trainer.pods.ray_start import EXIT_DIED
+from rljob_trainer.pods.ray_node import EXIT_DIED, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.roles import ray_driver
 
 PORT = 6380
@@ -56,12 +55,12 @@ def test_a_worker_is_found_by_its_own_resource() -> None:
 START_UNTIL_PROCESSES = """
 import sys
 from ray._private import node
-from rljob_trainer.pods import ray_start
+from rljob_trainer.pods import ray_node
 def started(self, parameters, **_):
     served = [name for name in sys.modules if name.startswith("ray.serve.")]
     raise SystemExit(f"client server: {parameters.ray_client_server_port}, imported: {served}")
 node.Node.__init__ = started
-ray_start.main()
+ray_node.main()
 """
 
 

@@ -14,7 +14,8 @@ from rljob_api.plan_change import PlanChange
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.recovery import messages
-from rljob_trainer.display.run_display import gibibytes, short_seconds
+from rljob_memory.sizes import human_bytes
+from rljob_trainer.display.run_display import short_seconds
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
@@ -107,7 +108,7 @@ def _plan_change(change: PlanChange) -> str:
         f"{when} {change.diagnosis.class_name} at step {change.step}",
     ]
     if (freed := change.remedy.observed_bytes) is not None:
-        parts.append(f"freed {gibibytes(freed)}")
+        parts.append(f"freed {human_bytes(freed)}")
     if change.seconds_to_recover is not None:
         parts.append(f"recovered in {short_seconds(change.seconds_to_recover)}")
     return ", ".join(parts)

@@ -18,10 +18,11 @@ import psutil
 from rljob_client.errors import RunError
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Bundle
-from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles.ray_driver import (
     RAY_ENVIRONMENT,
     SAFE_PATH,
+    STARTS,
+    RayDied,
     change_start_of_raylets,
     start_only_what_is_used,
 )
@@ -42,6 +43,11 @@ _SHARE_OF_SHARED_MEMORY = 0.8
 _LOGICAL_MEMORY_BYTES = 1 << 30
 _WORKER_PORTS = 200
 _LEAVE_SECONDS = 5.0
+EXIT_DIED = os.EX_TEMPFAIL
+"""Exit code of `ray start` if a process of Ray has died in each start."""
+_START_VARIABLE = "RLJOB_RAY_START"
+_OTHER_COMMANDS = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli")
+"""Ray's command line works without those that cannot be imported. Their import takes half of its time."""
 _A_LITTLE = 0.001
 """Fraction of a worker's own resource: enough to be placed there, and small enough for many requests."""
 
@@ -160,6 +166,26 @@ def _start(options: Mapping[str, Any]) -> list[str]:
         "disable-usage-stats": True,
     }
     return [
-        *(sys.executable, "-m", "rljob_trainer.pods.ray_start", "start"),
+        *(sys.executable, "-m", "rljob_trainer.pods.ray_node", "start"),
         *(f"--{name}" if value is True else f"--{name}={value}" for name, value in {**options, **common}.items()),
     ]
+
+
+def main() -> None:
+    """`ray start`. If a process of Ray dies meanwhile, Ray is started again."""
+    start = int(os.environ.pop(_START_VARIABLE, "1"))
+    sys.modules.update(dict.fromkeys(_OTHER_COMMANDS))  # type: ignore[arg-type]
+    from ray.scripts.scripts import main as ray
+
+    try:
+        ray()
+    except RayDied as error:
+        print(f"start {start} of {STARTS} failed: {error}", file=sys.stderr, flush=True)
+        if start == STARTS:
+            sys.exit(EXIT_DIED)
+        # In a new program: the modules of Ray's command line keep what the failed start has set.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _START_VARIABLE: str(start + 1)})
+
+
+if __name__ == "__main__":
+    main()

