@@ -20,7 +20,6 @@ from rljob_trainer.pods.attempt_start import OutdatedSettings, RequiredAttempt, 
 from rljob_trainer.pods.controller_pod import AttemptListener, advice_about_files, run_controller
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment, WorkerEnvironment
 from rljob_trainer.runtime.job_run import Outcome
-from rljob_trainer.step_report.reporter import NoReportStore
 from tests.unit.pods.pod_variables import pod_variables, write_settings
 
 
@@ -186,7 +185,7 @@ def test_advice_is_given_only_where_it_helps(
 
 def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    listener = AttemptListener(NoReportStore(), 2, ready)
+    listener = AttemptListener(None, 2, ready)
     listener.attempt_began(memory_plan(), [], lambda _text: None)
     assert not ready.exists()
     listener.phase_began(1, "sync")

@@ -31,8 +31,8 @@ from rljob_trainer.pods.termination import exit_code_of, write_termination_messa
 from rljob_trainer.pods.worker_facts import worker_of
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
-from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter, role_and_rank
+from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
+from rljob_trainer.step_report.reporter import ReportStore, StepReporter, role_and_rank
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
@@ -65,7 +65,7 @@ def _attempt(
     environment: ControllerEnvironment, settings: AttemptSettings, job: RLJob, directory: OutputDirectory
 ) -> ExitCode:
     reports = _report_client(environment)
-    listener = AttemptListener(reports or NoReportStore(), settings.attempt, environment.ready_file)
+    listener = AttemptListener(reports, settings.attempt, environment.ready_file)
     placement = PodPlacement(environment, directory.logs / "ray-start.log")
     outcome = JobRun(
         job,
@@ -119,9 +119,7 @@ def _report_client(environment: ControllerEnvironment) -> StepReportClient | Non
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if host is None or environment.step_report is None:
         return None
-    return StepReportClient(
-        ApiServer(host, port, environment.service_account), environment.namespace, environment.step_report
-    )
+    return StepReportClient(host, port, environment.service_account, environment.namespace, environment.step_report)
 
 
 def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:
@@ -146,7 +144,7 @@ def advice_about_files(outcome: Outcome, environment: ControllerEnvironment) -> 
 class AttemptListener(StepReporter):
     """Reports progress, and signals readiness to the pod's probes."""
 
-    def __init__(self, store: ReportStore, attempt: int, ready_file: Path) -> None:
+    def __init__(self, store: ReportStore | None, attempt: int, ready_file: Path) -> None:
         """`ready_file`: created when the roles are up and work on a step."""
         super().__init__(store, attempt)
         self._ready_file = ready_file
