@@ -1,7 +1,7 @@
 """Rollout pods that are lost while others generate: they are replaced within the attempt, which continues.
 
 The trainer gives the work of a lost engine to the others, and starts the engine again when a pod of the same name has
-joined (`rljob_trainer.roles.absent_engines`). The record in the status comes first: pods are deleted and created only
+joined (`rljob_trainer.roles.engine_processes`). The record in the status comes first: pods are deleted and created only
 for names that the stored status has.
 """
 

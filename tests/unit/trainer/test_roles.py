@@ -15,9 +15,9 @@ from rljob_client.errors import RunError
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.phase_clock import PartClock
-from rljob_trainer.roles import absent_engines, generation, role_processes
+from rljob_trainer.roles import engine_processes, generation, role_processes
 from rljob_trainer.roles import roles as roles_module
-from rljob_trainer.roles.absent_engines import has_place
+from rljob_trainer.roles.engine_processes import has_place
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.roles.topologies import ColocatedRoles, DisaggregatedRoles, roles_of
@@ -137,12 +137,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(role_processes, "spawn", machine.spawn)
     monkeypatch.setattr(ray, "kill", machine.kill)
     monkeypatch.setattr(ray, "put", lambda given: given)
-    for module in (absent_engines, generation, role_processes, roles_module):
+    for module in (engine_processes, generation, role_processes, roles_module):
         monkeypatch.setattr(module, "wait_for", machine.wait_for)
     monkeypatch.setattr(roles_module, "placement_group", lambda _bundles: None)
-    monkeypatch.setattr(absent_engines, "has_place", lambda bundle: not machine.lost & set(bundle))
-    monkeypatch.setattr(absent_engines, "_ended", machine.ended)
-    monkeypatch.setattr(absent_engines, "time", SimpleNamespace(monotonic=lambda: machine.now))
+    monkeypatch.setattr(engine_processes, "has_place", lambda bundle: not machine.lost & set(bundle))
+    monkeypatch.setattr(engine_processes, "_ended", machine.ended)
+    monkeypatch.setattr(engine_processes, "time", SimpleNamespace(monotonic=lambda: machine.now))
     return machine
 
 
@@ -309,8 +309,8 @@ def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(machine: Machine) -> N
     roles.sync(5)
     assert new_engines(machine) == [], "their pod is not there"
     machine.lost.clear()
-    roles.absent.start_returned()
-    roles.absent.start_returned()
+    roles.engines.start_returned()
+    roles.engines.start_returned()
     assert new_engines(machine) == ["rollout-1", "rollout-2"]
     machine.still_starting = {"rollout-1", "rollout-2"}
     roles.sync(6)
@@ -377,7 +377,7 @@ def without_engine_1(machine: Machine) -> Any:
 
 
 def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, machine: Machine) -> None:
-    machine.now += absent_engines.REJOIN_SECONDS - 1
+    machine.now += engine_processes.REJOIN_SECONDS - 1
     without_engine_1.sync(4)
     machine.now += 2
     with pytest.raises(WorkerLost, match="expected a new pod for rollout-1 within 1800 s") as raised:
@@ -399,7 +399,7 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
 ) -> None:
     machine.lost.clear()
     machine.results["rollout-1 start"] = failure("while starting")
-    without_engine_1.absent.start_returned()
+    without_engine_1.engines.start_returned()
     machine.results.clear()
     machine.lost = {"worker-2"} if pod_is_lost else set()
     if not starts_again:
@@ -409,7 +409,7 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
     without_engine_1.sync(4, lambda _failure: replaced)
     assert ("rollout-1" in machine.synced) is not pod_is_lost
     machine.lost.clear()
-    without_engine_1.absent.start_returned()
+    without_engine_1.engines.start_returned()
     assert new_engines(machine) == ["rollout-1", "rollout-1"]
 
 
@@ -434,6 +434,6 @@ def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
         for name, alive, answers in nodes
     ]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
-    monkeypatch.setattr(absent_engines, "_answers", lambda host, _port: host == "True")
+    monkeypatch.setattr(engine_processes, "_answers", lambda host, _port: host == "True")
     assert has_place(BUNDLES[0]) == expected
     assert has_place({"CPU": 2, "GPU": 1}), "a place on this machine"

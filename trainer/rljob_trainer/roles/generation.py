@@ -12,7 +12,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles.actor import RoleHandle
 from rljob_trainer.roles.calls import Calls, next_result, result_of, wait_for
-from rljob_trainer.roles.role_processes import RoleProcesses
+from rljob_trainer.roles.engine_processes import EngineProcesses
 from rljob_trainer.roles.time_limit import TimeLimit, current_limit, time_limit
 from rljob_trainer.rollout.lots import EngineWork, Generated
 
@@ -31,7 +31,7 @@ class Generation(Generic[Result]):
     Each engine has one call at a time, which returns when some of its items are complete, and begins more of them.
     """
 
-    engines: RoleProcesses
+    engines: EngineProcesses
     step: int
     queue: WorkQueue
     """Of all items."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rljob_api.plan_change import Role
 from rljob_api.topology import Topology
@@ -83,6 +83,9 @@ class RoleResources:
     first_bundle: int = 0
     """Index of the group's bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
 
+    bundles: Sequence[Bundle] | None = None
+    """The bundle of each rank; None: the processes may run anywhere."""
+
     def options(self, rank: int) -> dict[str, Any]:
         """Options of Ray for the actor of `rank`."""
         if self.group is None:
@@ -97,20 +100,16 @@ class RoleResources:
 class RoleProcesses:
     """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none before `start` and after `end`."""
 
-    def __init__(
-        self, role: Role, class_name: str, ranks: int, resources: RoleResources, logs: Path, unit_size: int = 1
-    ) -> None:
-        """`class_name`: class of the object in each process, as `module:Class`. `unit_size`: number of successive
-        processes that work as one, such as those of an engine. None of them is of use without the others."""
-        self.role = role
+    role: ClassVar[Role]
+
+    def __init__(self, class_name: str, ranks: int, resources: RoleResources, logs: Path) -> None:
+        """`class_name`: class of the object in each process, as `module:Class`."""
         self._class_name = class_name
         self._ranks = ranks
         self._resources = resources
         self._logs = logs
-        self._unit_size = unit_size
-        self._handles: dict[str, RoleHandle] = {}
-        self.absent: set[str] = set()
-        """First processes of units that are left out for now (`AbsentEngines`)."""
+        self.handles: dict[str, RoleHandle] = {}
+        """By actor name."""
         self.loading: Calls = {}
         """Calls that load the role; they have completed if `loaded`."""
         self.loaded = False
@@ -120,58 +119,25 @@ class RoleProcesses:
 
     @property
     def started(self) -> bool:
-        return bool(self._handles)
+        return bool(self.handles)
 
-    @property
-    def handles(self) -> Mapping[str, RoleHandle]:
-        """By actor name."""
-        return self._handles
+    def configure(self, environment: Mapping[str, str], *arguments: Any) -> None:
+        """Set the variables of the processes that start from now on, and the arguments of their objects after the
+        rank."""
+        self._environment, self._arguments = {**environment, ROLE_VARIABLE: self.role}, arguments
 
-    @property
-    def units(self) -> list[tuple[str, ...]]:
-        """Names of the processes that work as one."""
-        names, size = tuple(self._handles), self._unit_size
-        return [names[first : first + size] for first in range(0, len(names), size)]
+    def start(self) -> Calls:
+        """Start the processes. Returns the calls that construct their objects, whose results are process ids."""
+        return {name: call for rank in range(self._ranks) for name, call in self._start(rank).items()}
 
-    @property
-    def working(self) -> list[tuple[str, ...]]:
-        """The units that are in use."""
-        return [unit for unit in self.units if unit[0] not in self.absent]
-
-    def start(self, environment: Mapping[str, str]) -> None:
-        """Start the processes without waiting. A call waits until its process is up."""
-        self._handles = {f"{self.role}-{rank}": self._spawned(rank, environment) for rank in range(self._ranks)}
-
-    def replace(self, lost: str, environment: Mapping[str, str], *arguments: Any) -> tuple[str, ...]:
-        """Start new processes in place of a lost one and of the others of its unit, which are killed, and construct
-        their objects. Returns the names of the new processes without waiting.
-        """
-        import ray
-
-        unit = next(unit for unit in self.units if lost in unit)
-        for name in unit:
-            ray.kill(self._handles[name].actor, no_restart=True)
-        for rank, name in enumerate(self._handles):
-            if name in unit:
-                self._handles[name] = self._spawned(rank, environment)
-                self._handles[name].actor.construct.remote(rank, *arguments)
-        return unit
-
-    def _spawned(self, rank: int, environment: Mapping[str, str]) -> RoleHandle:
-        name = f"{self.role}-{rank}"
-        runtime_env = {"env_vars": {**environment, ROLE_VARIABLE: self.role}}
+    def _start(self, rank: int) -> Calls:
+        name, runtime_env = f"{self.role}-{rank}", {"env_vars": self._environment}
         options = {**self._resources.options(rank), "runtime_env": runtime_env}
-        return spawn(name, self._class_name, self._logs / f"{name}.log", options)
-
-    def construct(self, *arguments: Any) -> Calls:
-        """Construct the object in each process, from its rank and `arguments`. The results are process ids."""
-        return {
-            name: handle.actor.construct.remote(rank, *arguments)
-            for rank, (name, handle) in enumerate(self._handles.items())
-        }
+        self.handles[name] = spawn(name, self._class_name, self._logs / f"{name}.log", options)
+        return {name: self.handles[name].actor.construct.remote(rank, *self._arguments)}
 
     def call(self, method: str, *arguments: Any) -> Calls:
-        return {name: getattr(handle, method).remote(*arguments) for name, handle in self._handles.items()}
+        return {name: getattr(handle, method).remote(*arguments) for name, handle in self.handles.items()}
 
     def results(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
         """The results of a call of `method` in each process, by actor name. Raises the first failure."""
@@ -180,15 +146,15 @@ class RoleProcesses:
     def inject(self, rank: int, fault: InjectedFault) -> None:
         """Inject `fault` into the process of `rank`."""
         name = f"{self.role}-{rank}"
-        wait_for({name: self._handles[name].actor.inject.remote(fault)}, "injecting a fault")
+        wait_for({name: self.handles[name].actor.inject.remote(fault)}, "injecting a fault")
 
     def end(self) -> None:
         """Kill the processes, which frees their memory."""
         import ray
 
-        for handle in self._handles.values():
+        for handle in self.handles.values():
             ray.kill(handle.actor, no_restart=True)
-        self._handles, self.loading, self.loaded = {}, {}, False
+        self.handles, self.loading, self.loaded = {}, {}, False
 
 
 def placement_group(bundles: Sequence[Bundle] | None) -> Any:
@@ -214,6 +180,7 @@ class PolicyProcesses(RoleProcesses):
     """The policy ranks. If one fails in a call in which they wait for one another, all leave it, and can form their
     group anew."""
 
+    role = "policy"
     scattered = False
     """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
     _in_update = False
@@ -262,6 +229,6 @@ class PolicyProcesses(RoleProcesses):
 
     def _rendezvous(self) -> tuple[str, int]:
         """Host and port at which the ranks meet."""
-        name, first = next(iter(self._handles.items()))
+        name, first = next(iter(self.handles.items()))
         host, port = wait_for({name: first.rendezvous.remote()}, "starting")[name]
         return host, port

@@ -13,12 +13,11 @@ from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, Worke
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
-from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
+from rljob_trainer.roles.engine_processes import Engine, EngineProcesses
 from rljob_trainer.roles.generation import Generation, WorkQueue
 from rljob_trainer.roles.role_processes import (
     PolicyProcesses,
-    RoleProcesses,
     RoleResources,
     RoleSettings,
     placement_group,
@@ -51,18 +50,13 @@ class Roles(ABC):
         self.clock = clock
         resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
         logs = settings.output_dir / "logs"
-        self.policy = PolicyProcesses("policy", self.policy_class, settings.ranks, resources, logs)
-        engine_resources = replace(resources, first_bundle=settings.first_engine_bundle)
-        self.engines = RoleProcesses(
-            "rollout",
-            self.engine_class,
-            settings.engine_processes,
-            engine_resources,
-            logs,
-            settings.processes_of_an_engine,
+        self.policy = PolicyProcesses(self.policy_class, settings.ranks, resources, logs)
+        first = settings.first_engine_bundle
+        resources = replace(resources, first_bundle=first, bundles=settings.bundles and settings.bundles[first:])
+        self.engines = EngineProcesses(
+            self.engine_class, settings.engine_processes, resources, logs, settings.processes_of_an_engine
         )
-        of_engines = settings.bundles and settings.bundles[settings.first_engine_bundle :]
-        self.absent = AbsentEngines(self.engines, of_engines, self._start_again)
+        self._configure()
 
     @property
     def engines_sleep(self) -> bool:
@@ -73,16 +67,11 @@ class Roles(ABC):
 
     def construct(self) -> dict[str, int]:
         """Start the processes that do not run. Returns their process ids by actor name."""
-        settings = self.settings
-        calls: Calls = {}
         with self.clock.part("processes"):
-            if not self.policy.started:
-                self.policy.start(settings.policy_environment)
-                calls |= self.policy.construct(settings.ranks, settings.policy)
+            calls = {} if self.policy.started else self.policy.start()
             if not self.engines.started:
-                self.engines.start(settings.rollout_environment)
-                calls |= self.engines.construct(settings.rollout, settings.output_dir)
-                self.engines.call("import_engine")  # not waited for: meanwhile the policy loads
+                calls |= self.engines.start()
+                self.engines.call("import_engine")  # not waited for: the policy loads at the same time
             return wait_for(calls, "starting")
 
     @property
@@ -97,6 +86,7 @@ class Roles(ABC):
     def change(self, settings: RoleSettings) -> None:
         """Use `settings` for new processes; a running policy applies the memory settings that it can."""
         self.settings = settings
+        self._configure()
         if self.policy.loaded:
             memory, copy = settings.policy.memory, settings.policy.checkpoint_copy
             self.policy.results("change_memory", memory, copy, doing="changing the policy's memory settings")
@@ -118,7 +108,6 @@ class Roles(ABC):
             self.policy_at = None
         else:
             self.engines.end()
-            self.absent.forget()
             self.engines_at = None
             self.engines_ended += 1
 
@@ -143,7 +132,7 @@ class Roles(ABC):
         the next sync. An engine that is lost with its pod starts when the pod is back, and the others do not wait for
         it.
         """
-        self.absent.start_returned()
+        self.engines.start_returned()
 
         def work(places: Sequence[int]) -> WholeGroups:
             token_ids = [prompts[place].token_ids for place in places]
@@ -164,7 +153,7 @@ class Roles(ABC):
         `on_lot`: called with the result of each lot when it arrives, and with its place. `may_replace`: as in
         `generate`.
         """
-        self.absent.start_returned()
+        self.engines.start_returned()
 
         def work(places: Sequence[int]) -> Lots:
             return Lots(places, [lots[place] for place in places])
@@ -181,25 +170,15 @@ class Roles(ABC):
         """Begins to start an engine in place of a lost one, if `may_replace` returns True."""
 
         def replacement(failure: WorkerLost) -> Calls | None:
-            engine = self._engine_of(failure)
+            engine = self.engines.engine_of(failure.actor)
             if self._leave_out(engine, failure, may_replace):
                 return {}
             if failure.place_lost or not may_replace(failure):
                 return None
             self.engines_at = None
-            return self._start_again(engine)
+            return self.engines.restart(engine)
 
         return replacement
-
-    def _start_again(self, engine: Engine) -> Calls:
-        """Replace the processes of an engine. Returns the calls that start it."""
-        settings = self.settings
-        environment = settings.rollout_environment
-        return self._starting(self.engines.replace(engine[0], environment, settings.rollout, settings.output_dir))
-
-    def _engine_of(self, failure: WorkerLost) -> Engine:
-        """The engine that was lost; empty if it was none."""
-        return next((engine for engine in self.engines.units if failure.actor in engine), ())
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         """Update the policy on all ranks. Results by actor name; their metrics are equal.
@@ -226,7 +205,7 @@ class Roles(ABC):
         others remain; if it returns True, these get the weights.
         """
         self.engines_at = None
-        self.absent.take_in(may_replace)
+        self.engines.take_in(may_replace)
         self._leave_out_lost(may_replace)
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
@@ -245,14 +224,14 @@ class Roles(ABC):
         if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
             return
         for engine in self.engines.working:
-            if self.absent.is_lost_with_its_place(engine):
+            if self.engines.has_lost_pod(engine):
                 failure = WorkerLost(f"{engine[0]} died with its pod").of(engine[0])
                 if not self._continue_without(failure, may_replace):
                     raise failure
 
     def _continue_without(self, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
         """True if the sync can be done without a lost engine."""
-        engine = self._engine_of(failure)
+        engine = self.engines.engine_of(failure.actor)
         others = [other for other in self.engines.working if other != engine]
         if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
             return False
@@ -260,10 +239,10 @@ class Roles(ABC):
 
     def _leave_out(self, engine: Engine, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
         """Leave out an engine that is lost with its pod. False if the pod is there, or had a policy rank as well."""
-        failure.place_lost = self.absent.is_lost_with_its_place(engine)
+        failure.place_lost = self.engines.has_lost_pod(engine)
         if not failure.place_lost or self.settings.first_engine_bundle == 0 or not may_replace(failure):
             return False
-        self.absent.add(engine)
+        self.engines.leave_out(engine)
         return True
 
     # --- checkpoints ---
@@ -299,6 +278,11 @@ class Roles(ABC):
 
     # --- how ---
 
+    def _configure(self) -> None:
+        settings = self.settings
+        self.policy.configure(settings.policy_environment, settings.ranks, settings.policy)
+        self.engines.configure(settings.rollout_environment, settings.rollout, settings.output_dir)
+
     def _begin_loading_policy(self) -> None:
         if self.policy.loading:
             return
@@ -318,18 +302,11 @@ class Roles(ABC):
         if self.engines.loaded:
             return
         if not self.engines.loading:
-            self.engines.loading = {
-                name: call for engine in self.engines.units for name, call in self._starting(engine).items()
-            }
+            for engine in self.engines.engines:
+                self.engines.loading |= self.engines.load(engine)
         with self.clock.part("engine"):
             wait_for({**self.policy.loading, **self.engines.loading}, "loading the policy and starting the engine")
         self.engines.loaded = True
-
-    def _starting(self, engine: Sequence[str]) -> Calls:
-        """Calls that start the processes of an engine. They meet at a port of the first, which Ray passes to them."""
-        first = self.engines.handles[engine[0]]
-        port = [first.serve_store.remote()] if len(engine) > 1 else []
-        return {name: self.engines.handles[name].start.remote(*port) for name in engine}
 
     def _of_all_ranks(self, method: str, *arguments: Any, doing: str) -> None:
         """Call a method of the policy that does not change it."""
