@@ -166,7 +166,6 @@ class SimulatedRoles:
         seeds: Sequence[int],
         expected_tokens: Sequence[float],
         on_group: Callable[[int, Sequence[Completion]], None],
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
     ) -> SimulatedGeneration:
         assert self.engine_weights is not None, "an engine without weights was asked to generate"
         weights, engines = self.engine_weights, self.engines_ended
@@ -193,7 +192,6 @@ class SimulatedRoles:
         step: int,
         lots: Sequence[Lot],
         on_lot: Callable[[int, LotResult], None],
-        may_replace: Callable[[WorkerLost], bool],
     ) -> SimulatedGeneration:
         assert self.engine_weights is not None, "an engine without weights was asked to generate"
         assert self.engines_at is not None
@@ -230,7 +228,7 @@ class SimulatedRoles:
         self.updates.append(batch.step)
         return {"policy-0": UpdateResult({"loss": 0.0}, MemorySample(), 0.1)}
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
+    def sync(self, version: int) -> None:
         self.engines_at = self.engine_weights = None
         self._may_fail("policy-0" if self.calls % 2 else "rollout-0", f"sync {version}")
         assert self.policy_at == version

@@ -275,9 +275,8 @@ def test_a_lost_process_is_replaced_with_those_of_its_engine(
 
 def replacement(roles: Any) -> Callable[[WorkerLost], dict[str, Any]]:
     """Begins to replace an engine that is lost during a generation."""
-    begin: Callable[[WorkerLost], dict[str, Any]] = roles.generate(
-        1, [Prompt(0, [0], "")], 1, [0], [1.0], may_replace=allowed
-    ).replacement
+    roles.may_replace = allowed
+    begin: Callable[[WorkerLost], dict[str, Any]] = roles.generate(1, [Prompt(0, [0], "")], 1, [0], [1.0]).replacement
     return begin
 
 
@@ -302,7 +301,8 @@ def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(machine: Machine) -> N
 
     machine.lost = {"worker-2"}
     machine.lost_in_sync = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
-    roles.sync(4, may_replace)
+    roles.may_replace = may_replace
+    roles.sync(4)
     assert (machine.synced, roles.engines_at) == (["rollout-0"], 4)
     assert [(failure.actor, failure.place_lost) for failure in asked] == [("rollout-1", True), ("rollout-2", True)]
     machine.lost_in_sync = {}
@@ -328,11 +328,12 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: M
     roles = in_pods(machine, ranks=2)
     machine.lost = {"worker-2"}
     machine.lost_in_sync = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
-    roles.sync(4, allowed)
+    roles.may_replace = allowed
+    roles.sync(4)
     assert machine.synced == ["rollout-0"], "it could not be repeated"
     machine.lost = {"worker-1", "worker-2"}
     with pytest.raises(WorkerLost, match="rollout-0 died with its pod"):
-        roles.sync(5, allowed)
+        roles.sync(5)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +351,9 @@ def test_otherwise_a_lost_engine_fails_the_sync(
 ) -> None:
     roles = in_pods(machine, ranks)
     machine.lost_in_sync, machine.lost_meanwhile = {f"rollout-{n}": failure("") for n in lost}, pods_lost
+    roles.may_replace = lambda _failure: replaced
     with pytest.raises(WorkerLost):
-        roles.sync(4, lambda _failure: replaced)
+        roles.sync(4)
     assert roles.engines_at is None
 
 
@@ -402,11 +404,12 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
     without_engine_1.engines.start_returned()
     machine.results.clear()
     machine.lost = {"worker-2"} if pod_is_lost else set()
+    without_engine_1.may_replace = lambda _failure: replaced
     if not starts_again:
         with pytest.raises(failure):
-            without_engine_1.sync(4, lambda _failure: replaced)
+            without_engine_1.sync(4)
         return
-    without_engine_1.sync(4, lambda _failure: replaced)
+    without_engine_1.sync(4)
     assert ("rollout-1" in machine.synced) is not pod_is_lost
     machine.lost.clear()
     without_engine_1.engines.start_returned()

@@ -47,6 +47,10 @@ class Roles(ABC):
         """The same for the weights of the engines."""
         self.engines_ended = 0
         """Times that the engines were stopped. A generation that was begun before never finishes."""
+        self.may_replace: Callable[[WorkerLost], bool] = lambda _failure: False
+        """Called when an engine was lost while others remain. If it returns True, these take over its prompts while a
+        new engine starts, which works from the next sync on. An engine that is lost with its pod starts when the pod
+        is back, and nothing waits for it."""
         self.clock = clock
         resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
         logs = settings.output_dir / "logs"
@@ -121,16 +125,12 @@ class Roles(ABC):
         seeds: Sequence[int],
         expected_tokens: Sequence[float],
         on_group: Callable[[int, Sequence[Completion]], None] = lambda _place, _completions: None,
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
     ) -> Generation[list[Completion]]:
         """Begin to generate `group_size` completions for each prompt. `Generation.finish` waits for them.
 
         Engines take prompts from a queue, those with the most `expected_tokens` of a response first. All processes of
         an engine get the same prompts in the same order. `on_group`: called with the completions of each prompt as soon
-        as all have ended, and with its place among the prompts. `may_replace`: called when an engine was lost while
-        others remain; if it returns True, these take over its prompts while a new engine starts, which then waits for
-        the next sync. An engine that is lost with its pod starts when the pod is back, and the others do not wait for
-        it.
+        as all have ended, and with its place among the prompts.
         """
         self.engines.start_returned()
 
@@ -139,19 +139,17 @@ class Roles(ABC):
             return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
 
         queue = WorkQueue(expected_tokens, self.settings.rollout.max_num_seqs, group_size)
-        return Generation(self.engines, step, queue, work, on_group, self._replacing(may_replace))
+        return Generation(self.engines, step, queue, work, on_group, self._replacement)
 
     def generate_lots(
         self,
         step: int,
         lots: Sequence[Lot],
         on_lot: Callable[[int, LotResult], None] = lambda _place, _result: None,
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
     ) -> Generation[LotResult]:
         """Begin to complete the quotas of `lots`, one on each engine.
 
-        `on_lot`: called with the result of each lot when it arrives, and with its place. `may_replace`: as in
-        `generate`.
+        `on_lot`: called with the result of each lot when it arrives, and with its place.
         """
         self.engines.start_returned()
 
@@ -159,26 +157,22 @@ class Roles(ABC):
             return Lots(places, [lots[place] for place in places])
 
         queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)
-        return Generation(self.engines, step, queue, work, on_lot, self._replacing(may_replace))
+        return Generation(self.engines, step, queue, work, on_lot, self._replacement)
 
     @property
     def engine_count(self) -> int:
         """Number of engines of the job, up or not."""
         return self.settings.engine_processes // self.settings.processes_of_an_engine
 
-    def _replacing(self, may_replace: Callable[[WorkerLost], bool]) -> Callable[[WorkerLost], Calls | None]:
-        """Begins to start an engine in place of a lost one, if `may_replace` returns True."""
-
-        def replacement(failure: WorkerLost) -> Calls | None:
-            engine = self.engines.engine_of(failure.actor)
-            if self._leave_out(engine, failure, may_replace):
-                return {}
-            if failure.place_lost or not may_replace(failure):
-                return None
-            self.engines_at = None
-            return self.engines.restart(engine)
-
-        return replacement
+    def _replacement(self, failure: WorkerLost) -> Calls | None:
+        """Begin to start an engine in place of a lost one (`Generation.replacement`)."""
+        engine = self.engines.engine_of(failure.actor)
+        if self._leave_out(engine, failure):
+            return {}
+        if failure.place_lost or not self.may_replace(failure):
+            return None
+        self.engines_at = None
+        return self.engines.restart(engine)
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         """Update the policy on all ranks. Results by actor name; their metrics are equal.
@@ -198,49 +192,46 @@ class Roles(ABC):
         self.policy_at = batch.step
         return results
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
-        """Send the policy's weights to every engine. The engines do not generate until they have all of them.
-
-        Includes engines that have started since. `may_replace`: called when an engine was lost with its pod while
-        others remain; if it returns True, these get the weights.
-        """
+    def sync(self, version: int) -> None:
+        """Send the policy's weights to every engine, also to those that have started since the last sync. The engines
+        do not generate until they have all of them."""
         self.engines_at = None
-        self.engines.take_in(may_replace)
-        self._leave_out_lost(may_replace)
+        self.engines.take_in(self.may_replace)
+        self._leave_out_lost()
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
             try:
                 self._of_all_ranks("sync", engines, version, doing="syncing the weights")
             except WorkerLost as failure:
                 # Several ranks wait for each other in the failed sync.
-                if len(self.policy) > 1 or not self._continue_without(failure, may_replace):
+                if len(self.policy) > 1 or not self._continue_without(failure):
                     raise
             else:
                 break
         self.engines_at = version
 
-    def _leave_out_lost(self, may_replace: Callable[[WorkerLost], bool]) -> None:
+    def _leave_out_lost(self) -> None:
         """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed one."""
         if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
             return
         for engine in self.engines.working:
             if self.engines.has_lost_pod(engine):
                 failure = WorkerLost(f"{engine[0]} died with its pod").of(engine[0])
-                if not self._continue_without(failure, may_replace):
+                if not self._continue_without(failure):
                     raise failure
 
-    def _continue_without(self, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
+    def _continue_without(self, failure: WorkerLost) -> bool:
         """True if the sync can be done without a lost engine."""
         engine = self.engines.engine_of(failure.actor)
         others = [other for other in self.engines.working if other != engine]
         if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
             return False
-        return self._leave_out(engine, failure, may_replace)
+        return self._leave_out(engine, failure)
 
-    def _leave_out(self, engine: Engine, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
+    def _leave_out(self, engine: Engine, failure: WorkerLost) -> bool:
         """Leave out an engine that is lost with its pod. False if the pod is there, or had a policy rank as well."""
         failure.place_lost = self.engines.has_lost_pod(engine)
-        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not may_replace(failure):
+        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not self.may_replace(failure):
             return False
         self.engines.leave_out(engine)
         return True

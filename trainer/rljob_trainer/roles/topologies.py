@@ -9,11 +9,9 @@ Disaggregated: policy ranks and engines have GPUs of their own, and exchange onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rljob_api.plan_change import Role
-from rljob_trainer.errors import WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.role_processes import RoleSettings
@@ -57,14 +55,14 @@ class ColocatedRoles(Roles):
         self._put_engines_to_sleep()
         return super().update(batch)
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
+    def sync(self, version: int) -> None:
         """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
         self.engines_at = None
         if self.engines_sleep:
             self._put_engines_to_sleep()
             self._half_awake = True
             self.engines.results("wake_weights", doing="waking the weights")
-        super().sync(version, may_replace)
+        super().sync(version)
         if self._offloads:
             self.engines_at = None
             self._offload_policy("sync")

@@ -178,6 +178,7 @@ class Attempt:
                 display=self.display,
                 listener=self.listener,
             )
+            roles.may_replace = recovery.may_replace
             controller = Controller(
                 spec=spec,
                 task=prompts.task,

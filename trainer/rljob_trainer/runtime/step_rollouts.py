@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
@@ -61,8 +60,6 @@ class StepRollouts:
     scorer: Scorer
     roles: Roles
     lengths: ResponseLengths
-    may_replace: Callable[[WorkerLost], bool]
-    """As in `Roles.generate`."""
 
     def begin(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
         """`left_before`: groups that the step before has left."""
@@ -82,7 +79,7 @@ class StepRollouts:
         def score(place: int, group: Sequence[Completion]) -> None:
             scoring.add(place * group_size, group)
 
-        generation = self.roles.generate(step, prompts, group_size, seeds, expected, score, self.may_replace)
+        generation = self.roles.generate(step, prompts, group_size, seeds, expected, score)
 
         def finish() -> GeneratedRollouts:
             groups, memory = generation.finish()
@@ -120,7 +117,7 @@ class StepRollouts:
             for group in result.completed:
                 scoring.add(place_of[group.position] * group_size, group.responses)
 
-        generation = self.roles.generate_lots(step, lots, score, self.may_replace)
+        generation = self.roles.generate_lots(step, lots, score)
 
         def finish() -> GeneratedRollouts:
             results, memory = generation.finish()
