@@ -47,20 +47,17 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
     if summary.last_reward is not None:
         yield "reward", _reward(summary, summary.last_reward)
-    if summary.skipped_prompts:
-        yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
-    if summary.reward_errors:
-        yield "failed rewards", f"{summary.reward_errors:,}  [dim]counted as 0 (task.onRewardError)[/]"
-    if summary.skipped_updates:
-        yield "skipped updates", f"{summary.skipped_updates:,}  [dim]their gradient was not finite[/]"
-    if summary.dropped_tokens:
-        yield "dropped tokens", f"{summary.dropped_tokens:,}  [dim]without a finite log-probability from the engine[/]"
-    if summary.steps_without_gradient:
-        yield "without gradient", f"{summary.steps_without_gradient:,} steps  [dim]equal rewards in each group[/]"
-    if summary.skipped_tokens:
-        yield "skipped tokens", f"{summary.skipped_tokens:,}  [dim]their advantage is 0[/]"
-    if summary.empty_responses:
-        yield "empty responses", f"{summary.empty_responses:,}"
+    for name, count, note in (
+        ("skipped prompts", summary.skipped_prompts, "longer than algorithm.maxPromptTokens"),
+        ("failed rewards", summary.reward_errors, "counted as 0 (task.onRewardError)"),
+        ("skipped updates", summary.skipped_updates, "their gradient was not finite"),
+        ("dropped tokens", summary.dropped_tokens, "without a finite log-probability from the engine"),
+        ("without gradient", summary.steps_without_gradient, "steps, with equal rewards in each group"),
+        ("skipped tokens", summary.skipped_tokens, "their advantage is 0"),
+        ("empty responses", summary.empty_responses, ""),
+    ):
+        if count:
+            yield name, f"{count:,}  [dim]{note}[/]"
     if summary.truncated_ratio:
         yield "truncated", f"{summary.truncated_ratio:.0%} of the responses  [dim]at algorithm.maxResponseTokens[/]"
     if summary.step_seconds:

@@ -81,7 +81,7 @@ def writer_of(name: str) -> int | None:
 def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[str]:
     """The files of ranks that `rank` of `ranks` checks when they load a checkpoint.
 
-    Its own ones, of which it needs every byte, if as many ranks have written them.
+    If as many ranks have written them, each rank checks its own files, of which it needs every byte.
     """
     written = sorted((writer, name) for name in names if (writer := writer_of(name)) is not None)
     as_many = {writer for writer, _ in written} == set(range(ranks))

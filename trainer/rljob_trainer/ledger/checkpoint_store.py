@@ -42,7 +42,7 @@ class FoundCheckpoint:
     """The newest valid one holds the state after this step; 0: there is none."""
 
     problems: list[str]
-    """A message for people about each newer checkpoint that cannot be used."""
+    """A message about each newer checkpoint that cannot be used."""
 
 
 class CheckpointStore:

@@ -21,10 +21,10 @@ from rljob_client.run_directory.records import step_records
 
 _IDENTITY_NAME = ".identity.json"
 _INPUTS = "inputs"
-"""Key of the digests of the inputs, beside the sections of the manifest."""
+"""Key of the digests of the inputs, next to the sections of the manifest."""
 _LOCK_NAME = ".lock"
 _NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
-"""Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at once."""
+"""Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at its start."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
 _LOCK_POLL_SECONDS = 1.0
@@ -158,7 +158,7 @@ class OutputDirectory:
         return self._recorded_identity().get(_INPUTS)
 
     def record_inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Write digests of the run's inputs, JSON values, beside its identity."""
+        """Write digests of the run's inputs, which are JSON values, next to its identity."""
         self._record_identity(self._recorded_identity() | {_INPUTS: dict(inputs)})
 
     def drop_rollouts(self) -> None:

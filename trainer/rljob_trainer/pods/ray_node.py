@@ -118,7 +118,7 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def leave() -> None:
-    """Stop the raylet of this pod gracefully, so that the head knows at once that the node is gone."""
+    """Stop the raylet of this pod gracefully, so that the head knows immediately that the node is gone."""
     processes = psutil.Process(os.getppid()).children(recursive=True)  # of the init process, which adopted it
     raylets = [process for process in processes if _is_raylet(process)]
     for raylet in raylets:
@@ -172,7 +172,7 @@ def _start(options: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """`ray start`. If a process of Ray dies meanwhile, Ray is started again."""
+    """`ray start`. If a process of Ray dies during the start, Ray is started again."""
     start = int(os.environ.pop(_START_VARIABLE, "1"))
     sys.modules.update(dict.fromkeys(_OTHER_COMMANDS))  # type: ignore[arg-type]
     from ray.scripts.scripts import main as ray

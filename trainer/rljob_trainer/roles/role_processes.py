@@ -46,12 +46,8 @@ class RoleSettings:
     output_dir: Path
 
     bundles: tuple[Bundle, ...] | None
-    """The Ray resources of each GPU and of the processes on it: those of the ranks, then those of engines with GPUs of
-    their own. None: the processes may run anywhere."""
-
-    @property
-    def processes_of_an_engine(self) -> int:
-        return self.rollout.tensor_parallel_size
+    """The Ray resources of each GPU and of its processes: first those of the ranks, then of engines on other GPUs.
+    None: the processes may run anywhere."""
 
     @property
     def first_engine_bundle(self) -> int:
@@ -60,7 +56,7 @@ class RoleSettings:
 
     @property
     def gpus_per_process(self) -> float:
-        """GPUs that each process requests of Ray: half a one if a policy rank and an engine share it."""
+        """GPUs that each process requests from Ray: 0.5 if a policy rank and an engine share one."""
         if self.policy.device == "cpu":
             return 0.0
         return 0.5 if self.topology == "Colocated" else 1.0
@@ -158,7 +154,10 @@ class RoleProcesses:
 
 
 def placement_group(bundles: Sequence[Bundle] | None) -> Any:
-    """A placement group for `bundles`, held until Ray ends; None if the roles may run anywhere."""
+    """A placement group for `bundles`, held until Ray ends; None if the roles may run anywhere.
+
+    Raises `WorkerLost` if Ray has no such resources.
+    """
     if bundles is None:
         return None
     from ray.util.placement_group import placement_group

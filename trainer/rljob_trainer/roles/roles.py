@@ -1,4 +1,4 @@
-"""The policy ranks and rollout engines of a job, as one object for the controller; the same in every topology."""
+"""The policy ranks and rollout engines of a job, as one object for the controller."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Roles(ABC):
         first = settings.first_engine_bundle
         resources = replace(resources, first_bundle=first, bundles=settings.bundles and settings.bundles[first:])
         self.engines = EngineProcesses(
-            self.engine_class, settings.engine_processes, resources, logs, settings.processes_of_an_engine
+            self.engine_class, settings.engine_processes, resources, logs, settings.rollout.tensor_parallel_size
         )
         self._configure()
 
     @property
     def engines_sleep(self) -> bool:
-        """True if the engines sleep beside the policy while it learns."""
+        """True if the engines sleep during an update, next to the policy on the same GPU."""
         return False
 
     # --- start, change and stop ---
@@ -162,7 +162,7 @@ class Roles(ABC):
     @property
     def engine_count(self) -> int:
         """Number of engines of the job, up or not."""
-        return self.settings.engine_processes // self.settings.processes_of_an_engine
+        return self.settings.engine_processes // self.settings.rollout.tensor_parallel_size
 
     def _replacement(self, failure: WorkerLost) -> Calls | None:
         """Begin to start an engine in place of a lost one (`Generation.replacement`)."""
@@ -243,7 +243,7 @@ class Roles(ABC):
         self._of_all_ranks("start_checkpoint", directory, doing="starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
-        """True if `finish_checkpoint` would return at once."""
+        """True if `finish_checkpoint` would not wait."""
         return all(self.policy.results("checkpoint_written", doing="writing a checkpoint").values())
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:

@@ -34,13 +34,14 @@ class ColocatedRoles(Roles):
     """The engines have their weights on the GPU, and not their KV cache. vLLM 0.26 can put to sleep only both."""
 
     def end(self, role: Role) -> None:
-        """As in every topology. The next policy must not load beside engines that cannot be put to sleep."""
+        """As in every topology. Engines that cannot sleep end as well: the next policy needs their memory to load."""
         super().end(role)
         if role == "policy" and self._half_awake:
             super().end("rollout")
         self._half_awake = False
 
     def load(self) -> None:
+        """As in every topology. With `policyOffload`, the policy makes room before the engines start."""
         if self.engines.loaded and not self.policy.loading:
             self._put_engines_to_sleep()
         self._begin_loading_policy()
@@ -56,7 +57,7 @@ class ColocatedRoles(Roles):
         return super().update(batch)
 
     def sync(self, version: int) -> None:
-        """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
+        """As in every topology. An engine that sleeps has only its weights on the GPU during the transfer."""
         self.engines_at = None
         if self.engines_sleep:
             self._put_engines_to_sleep()

@@ -78,7 +78,7 @@ class Outcome:
     exit_code: ExitCode
 
     message: str
-    """The outcome and the required action, for people."""
+    """The outcome, and what to do."""
 
     steps: int
     """Committed steps, over all attempts."""

@@ -167,7 +167,7 @@ def model_digests(model_dir: Path) -> dict[str, str]:
 
 
 def changed_inputs(recorded: RunInputs, given: RunInputs) -> list[str]:
-    """The inputs that differ, for people: `data (2 items, now 3)`. Those that were not recorded do not count."""
+    """Descriptions of the inputs that differ: `data (2 items, now 3)`. Those that were not recorded do not count."""
     changes = []
     for name, before in recorded.items():
         now = given.get(name, {})

@@ -24,8 +24,8 @@ def step_record(
     *,
     engines_sleep: bool = False,
 ) -> StepRecord:
-    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`. `engines_sleep`: beside the
-    policy, during its update."""
+    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`. `engines_sleep`: on the
+    policy's GPU, during its update."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)

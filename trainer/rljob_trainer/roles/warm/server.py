@@ -115,7 +115,7 @@ def differences(environment: Mapping[str, str], own: Mapping[str, str]) -> list[
 
 
 def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str, str]) -> Request:
-    """Serve requests for ever. Returns in each forked worker, with its request.
+    """Serve requests until this process is killed. Returns in each forked worker, with its request.
 
     `own`: the environment before the imports. `changed`: the variables that they set.
     """
