@@ -92,7 +92,7 @@ def _flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "said"),
+    ("file", "damage", "expected"),
     [
         ("shards/rank-0.bin", _flip_a_bit, "shards/rank-0.bin is corrupt (its checksum differs)"),
         ("shards/rank-0.bin", _truncate, "shards/rank-0.bin has 999 bytes instead of 1,000"),
@@ -102,13 +102,13 @@ def _flip_a_bit(path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_named(
-    store: CheckpointStore, file: str, damage: Callable[[Path], None], said: str
+    store: CheckpointStore, file: str, damage: Callable[[Path], None], expected: str
 ) -> None:
     write_checkpoint(store, 10)
     damage(write_checkpoint(store, 20) / file)
     step, problem = found(store)
     assert step == store.newest_step() == store.oldest_step() == 10
-    assert problem.startswith(f"the checkpoint of step 20 is not used: {said}")
+    assert problem.startswith(f"the checkpoint of step 20 is not used: {expected}")
     assert names(store) == ["step-000010", "step-000020.rejected"]
     write_checkpoint(store, 20)
     assert names(store) == ["step-000010", "step-000020"]

@@ -33,7 +33,7 @@ def test_the_pod_environment_is_read_with_its_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"RLJOB_NAME": "", "RLJOB_ATTEMPT": "first"}, r"NAME: .*is not set.*ATTEMPT: .*integer.*, found 'first'"),
         ({"RLJOB_ATTEMPT": "0"}, r"RLJOB_ATTEMPT: .*found '0'"),
@@ -42,8 +42,8 @@ def test_the_pod_environment_is_read_with_its_defaults() -> None:
         ({"RLJOB_INDEX": "1"}, r"RLJOB_INDEX must be below RLJOB_WORKERS \(1\), found 1"),
     ],
 )
-def test_each_wrong_variable_is_named_with_its_value(tmp_path: Path, wrong: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidEnvironment, match=said):
+def test_each_wrong_variable_is_named_with_its_value(tmp_path: Path, wrong: dict[str, str], expected: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=expected):
         WorkerEnvironment.read(pod_variables(tmp_path, **wrong))
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "variables", "code", "said"),
+    ("spec", "variables", "code", "expected"),
     [
         ({}, {"RLJOB_ATTEMPT": ""}, ExitCode.INVALID_MANIFEST, "RLJOB_ATTEMPT"),
         ({"algorithm": {"steps": -1}}, {}, ExitCode.INVALID_MANIFEST, "spec.algorithm.steps"),
@@ -65,7 +65,7 @@ def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_controller_that_cannot_start_reports_it_to_the_kubelet(
-    spec: Any, variables: dict[str, str], code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Any, variables: dict[str, str], code: ExitCode, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(path: Path) -> Any:
         if path.name == "unreadable":
@@ -82,7 +82,7 @@ def test_a_controller_that_cannot_start_reports_it_to_the_kubelet(
     message = read_termination_message((tmp_path / "termination-log").read_text())
     assert message is not None
     assert message.exit_code == code
-    assert said in message.message
+    assert expected in message.message
 
 
 def environment(directory: Path, created_for: int = 3, plan_generation: int = 1) -> WorkerEnvironment:

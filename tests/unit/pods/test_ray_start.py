@@ -92,7 +92,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("starting")
 @pytest.mark.parametrize(
-    ("failures", "starts", "raised", "said"),
+    ("failures", "starts", "raised", "expected"),
     [
         ([], 1, None, ""),
         ([ray_driver.RayDied("raylet")] * 2, 3, None, ""),
@@ -102,7 +102,11 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_ray_that_dies_is_started_three_times_at_most(
-    failures: list[Exception], starts: int, raised: type[Exception] | None, said: str, monkeypatch: pytest.MonkeyPatch
+    failures: list[Exception],
+    starts: int,
+    raised: type[Exception] | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun = []
 
@@ -112,7 +116,7 @@ def test_a_ray_that_dies_is_started_three_times_at_most(
             raise failures[len(begun) - 1]
 
     monkeypatch.setattr(ray, "init", init)
-    with nullcontext() if raised is None else pytest.raises(raised, match=said):
+    with nullcontext() if raised is None else pytest.raises(raised, match=expected):
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert len(begun) == starts
 

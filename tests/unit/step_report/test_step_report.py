@@ -79,7 +79,7 @@ def test_the_report_is_small_and_sent_without_defaults() -> None:
     report = StepReportStatus(attempt=1, step=0, plan=PLAN, update_time=NOW, memory=memory_of_ranks(memory))
     assert len(encoded("digits", report)) < 11_000
     sent = json.loads(encoded("digits", report))
-    assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, whatever else stood here"
+    assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, all other fields"
     assert sent["kind"] == "StepReport"
     assert sent["status"]["step"] == 0
     assert "reward" not in sent["status"]

@@ -170,7 +170,7 @@ class Watch(RunListener):
     def __init__(self, prevented: bool) -> None:
         self.pressures: list[MemoryPressure | None] = []
         self.warnings: list[str] = []
-        self.asked: list[tuple[str, int]] = []
+        self.requests: list[tuple[str, int]] = []
         self._prevented = prevented
         self._warning = EarlyWarning(1_000, self._prevent, self, self.warnings.append)
 
@@ -178,7 +178,7 @@ class Watch(RunListener):
         self.pressures.append(pressure)
 
     def _prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        self.asked.append((pressure.diagnosis.class_name, step))
+        self.requests.append((pressure.diagnosis.class_name, step))
         return self._prevented
 
     def look(self, step: int) -> None:
@@ -203,14 +203,14 @@ def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
     [warned] = watch.warnings
     assert warned.startswith("MemoryPressure: policy rank 0 is projected to run out of memory")
     assert "RetainedGraph" in warned
-    assert watch.asked[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
+    assert watch.requests[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
 
 
 def test_a_change_resets_the_forecast() -> None:
     watch, step = Watch(prevented=True), 0
-    while not watch.asked:
+    while not watch.requests:
         step += 1
         watch.look(step)
     watch.look(step + 1)
     assert watch.pressures[-1] is None
-    assert watch.asked == [("RetainedGraph", step + 1)]
+    assert watch.requests == [("RetainedGraph", step + 1)]

@@ -204,7 +204,7 @@ def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(machine: Machine, of
 
 
 def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: Machine) -> None:
-    """A failed sync leaves their weights on the GPU, where the next policy would load and replay beside them."""
+    """A failed sync leaves their weights on the GPU, where the next policy would load and replay."""
     machine.gpu = Gpu(cache=4)
     roles = started(settings("Colocated", "cuda"))
     machine.results["policy-0 sync"] = DeviceOutOfMemory("")
