@@ -19,8 +19,9 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import InjectedFault
-from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.roles.generation import WorkQueue
+from rljob_trainer.rollout.lots import EngineWork, Segment, WholeGroups, generate_lot
+from rljob_trainer.rollout_batch import Completion, RolloutBatch
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
@@ -108,7 +109,7 @@ class SimulatedRoles:
         self.clock = PartClock()
         self.policy = SimulatedProcesses("policy", ranks)
         self.engines = SimulatedProcesses("rollout", ranks)
-        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"), rollout=SimpleNamespace(max_num_seqs=64))
         self.weights: str | None = None
         self.engine_weights: str | None = None
         self.half_written = False
@@ -158,54 +159,37 @@ class SimulatedRoles:
 
     # --- the phases of a step ---
 
+    engine_count = 1
+
     def generate(
         self,
         step: int,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        seeds: Sequence[int],
-        expected_tokens: Sequence[float],
-        on_group: Callable[[int, Sequence[Completion]], None],
+        queue: WorkQueue,
+        work: Callable[[Sequence[int]], EngineWork],
+        on_result: Callable[[int, Any], None],
     ) -> SimulatedGeneration:
-        assert self.engine_weights is not None, "an engine without weights was asked to generate"
-        weights, engines = self.engine_weights, self.engines_ended
-
-        def finish() -> tuple[list[list[Completion]], dict[str, MemorySample]]:
-            assert engines == self.engines_ended, "engines that were stopped were waited for"
-            self._may_fail("rollout-0", f"generate {step}")
-            groups = []
-            for seed in seeds:
-                digests = [
-                    hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)
-                ]
-                groups.append([Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests])
-            for place in reversed(range(len(groups))):  # in no particular order
-                on_group(place, groups[place])
-            return groups, {}
-
-        return SimulatedGeneration(finish)
-
-    engine_count = 1
-
-    def generate_lots(
-        self,
-        step: int,
-        lots: Sequence[Lot],
-        on_lot: Callable[[int, LotResult], None],
-    ) -> SimulatedGeneration:
-        assert self.engine_weights is not None, "an engine without weights was asked to generate"
+        assert self.engine_weights is not None, "an engine without weights was requested to generate"
         assert self.engines_at is not None
         weights, version, engines = self.engine_weights, self.engines_at, self.engines_ended
+        items = work(range(len(queue)))
 
         def tokens(segments: Sequence[Segment]) -> list[Completion]:
             return [drawn(f"{weights}/{segment}", segment.max_tokens) for segment in segments]
 
-        def finish() -> tuple[list[LotResult], dict[str, MemorySample]]:
+        def group(seed: int, group_size: int) -> list[Completion]:
+            digests = [hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)]
+            return [Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests]
+
+        def finish() -> tuple[list[Any], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"
             self._may_fail("rollout-0", f"generate {step}")
-            results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in lots]
-            for place, result in enumerate(results):
-                on_lot(place, result)
+            results: list[Any]
+            if isinstance(items, WholeGroups):
+                results = [group(seed, items.group_size) for seed in items.seeds]
+            else:
+                results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in items.lots]
+            for item in reversed(range(len(results))):  # in no particular order
+                on_result(item, results[item])
             return results, {}
 
         return SimulatedGeneration(finish)

@@ -22,7 +22,7 @@ from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.roles.topologies import ColocatedRoles, DisaggregatedRoles, roles_of
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout_batch import Prompt
+from rljob_trainer.rollout.lots import WholeGroups
 
 TOPOLOGIES = ("Colocated", "Disaggregated")
 BUNDLES = ({"CPU": 2, "worker-1": 0.001}, {"CPU": 2, "worker-2": 0.001}, {"CPU": 2, "worker-2": 0.001})
@@ -276,7 +276,10 @@ def test_a_lost_process_is_replaced_with_those_of_its_engine(
 def replacement(roles: Any) -> Callable[[WorkerLost], dict[str, Any]]:
     """Begins to replace an engine that is lost during a generation."""
     roles.may_replace = allowed
-    begin: Callable[[WorkerLost], dict[str, Any]] = roles.generate(1, [Prompt(0, [0], "")], 1, [0], [1.0]).replacement
+    queue = generation.WorkQueue([1.0], concurrent_sequences=1)
+    begin: Callable[[WorkerLost], dict[str, Any]] = roles.generate(
+        1, queue, lambda places: WholeGroups(places, [[0]], 1, [0]), print
+    ).replacement
     return begin
 
 

@@ -15,15 +15,15 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.engine_processes import Engine, EngineProcesses
-from rljob_trainer.roles.generation import Generation, WorkQueue
+from rljob_trainer.roles.generation import Generation, Result, WorkQueue
 from rljob_trainer.roles.role_processes import (
     PolicyProcesses,
     RoleResources,
     RoleSettings,
     placement_group,
 )
-from rljob_trainer.rollout.lots import Lot, LotResult, Lots, WholeGroups
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout.lots import EngineWork
+from rljob_trainer.rollout_batch import RolloutBatch
 
 
 class Roles(ABC):
@@ -120,44 +120,17 @@ class Roles(ABC):
     def generate(
         self,
         step: int,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        seeds: Sequence[int],
-        expected_tokens: Sequence[float],
-        on_group: Callable[[int, Sequence[Completion]], None] = lambda _place, _completions: None,
-    ) -> Generation[list[Completion]]:
-        """Begin to generate `group_size` completions for each prompt. `Generation.finish` waits for them.
+        queue: WorkQueue,
+        work: Callable[[Sequence[int]], EngineWork],
+        on_result: Callable[[int, Result], None],
+    ) -> Generation[Result]:
+        """Begin to generate the items of `queue` for `step`. `Generation.finish` waits for them.
 
-        Engines take prompts from a queue, those with the most `expected_tokens` of a response first. All processes of
-        an engine get the same prompts in the same order. `on_group`: called with the completions of each prompt as soon
-        as all have ended, and with its place among the prompts.
+        `work`: the work that generates the given items, which all processes of an engine get in the same order.
+        `on_result`: called with each item and its result as soon as it is complete.
         """
         self.engines.start_returned()
-
-        def work(places: Sequence[int]) -> WholeGroups:
-            token_ids = [prompts[place].token_ids for place in places]
-            return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
-
-        queue = WorkQueue(expected_tokens, self.settings.rollout.max_num_seqs, group_size)
-        return Generation(self.engines, step, queue, work, on_group, self._replacement)
-
-    def generate_lots(
-        self,
-        step: int,
-        lots: Sequence[Lot],
-        on_lot: Callable[[int, LotResult], None] = lambda _place, _result: None,
-    ) -> Generation[LotResult]:
-        """Begin to complete the quotas of `lots`, one on each engine.
-
-        `on_lot`: called with the result of each lot when it arrives, and with its place.
-        """
-        self.engines.start_returned()
-
-        def work(places: Sequence[int]) -> Lots:
-            return Lots(places, [lots[place] for place in places])
-
-        queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)
-        return Generation(self.engines, step, queue, work, on_lot, self._replacement)
+        return Generation(self.engines, step, queue, work, on_result, self._replacement)
 
     @property
     def engine_count(self) -> int:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.calls import Served
+from rljob_trainer.roles.generation import WorkQueue
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
+from rljob_trainer.rollout.lots import HeldGroup, LotResult, Lots, WholeGroups, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
 from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
@@ -74,12 +75,16 @@ class StepRollouts:
         seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
         group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
-        expected = self.lengths.expected(prompts)
+        queue = WorkQueue(self.lengths.expected(prompts), self.roles.settings.rollout.max_num_seqs, group_size)
+
+        def work(places: Sequence[int]) -> WholeGroups:
+            token_ids = [prompts[place].token_ids for place in places]
+            return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
 
         def score(place: int, group: Sequence[Completion]) -> None:
             scoring.add(place * group_size, group)
 
-        generation = self.roles.generate(step, prompts, group_size, seeds, expected, score)
+        generation = self.roles.generate(step, queue, work, score)
 
         def finish() -> GeneratedRollouts:
             groups, memory = generation.finish()
@@ -117,7 +122,10 @@ class StepRollouts:
             for group in result.completed:
                 scoring.add(place_of[group.position] * group_size, group.responses)
 
-        generation = self.roles.generate_lots(step, lots, score)
+        queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)  # one lot for each engine
+        generation = self.roles.generate(
+            step, queue, lambda places: Lots(places, [lots[place] for place in places]), score
+        )
 
         def finish() -> GeneratedRollouts:
             results, memory = generation.finish()
