@@ -157,10 +157,9 @@ class Controller:
 
         `weights_at`: the step whose weights generate them.
         """
-        if self.journal.has(of):
-            batch = self.journal.load(of)
-            self._observe_lengths(batch)
-            return batch, {}
+        if (journaled := self.journal.find(of)) is not None:
+            self._observe_lengths(journaled)
+            return journaled, {}
 
         def generate() -> GeneratedRollouts:
             begun, self._ahead = self._ahead, None  # after a failure, all of them are generated again
@@ -180,7 +179,7 @@ class Controller:
 
     def _begin_ahead(self, of: int, weights_at: int) -> None:
         """Begin to generate the rollouts of step `of`, if the engines can and the journal has none."""
-        if self.journal.has(of) or self.roles.engines_at != weights_at:
+        if self.roles.engines_at != weights_at or self.journal.find(of) is not None:
             return
         self.faults.inject(of, "rollout")
         with self.deadlines.limited("rollout"):
@@ -190,8 +189,8 @@ class Controller:
         """Begin to generate the rollouts of step `of`."""
         rollouts = StepRollouts(self.spec.algorithm, self.task, self.scorer, self.roles, self._lengths)
         # The journal has the step before, unless `of` is the first step, or the first beyond a completed job.
-        has_left = self.spec.algorithm.partial_rollout_prompts > 0 and self.journal.has(of - 1)
-        return rollouts.begin(of, self.journal.load(of - 1).left if has_left else ())
+        before = self.journal.find(of - 1) if self.spec.algorithm.partial_rollout_prompts else None
+        return rollouts.begin(of, () if before is None else before.left)
 
     def _observe_lengths(self, batch: RolloutBatch) -> None:
         """Remember the lengths of the responses, for the order in which engines take prompts."""

@@ -275,7 +275,9 @@ def require_new_failure(failure: RunError, record: Path, step: int) -> None:
         return
     role = (failure.actor or "").partition("-")[0]
     place = {"raised": failure.raised, "role": role, "step": step}
-    before = _recorded(record)
+    before: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        before = dict(json.loads(record.read_bytes()))
     if {name: before.get(name) for name in place} != place:
         write_atomically(record, json.dumps(place | {"message": str(failure)}).encode())
         return
@@ -285,11 +287,3 @@ def require_new_failure(failure: RunError, record: Path, step: int) -> None:
     )
     repeated.actor = failure.actor
     raise repeated from failure
-
-
-def _recorded(record: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(record.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

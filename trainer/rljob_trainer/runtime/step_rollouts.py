@@ -130,12 +130,12 @@ class StepRollouts:
         def finish() -> GeneratedRollouts:
             results, memory = generation.finish()
             completed = in_order(group for result in results for group in result.completed)
-            asked = [prompts[group.position] for group in completed]
+            prompts_of_step = [prompts[group.position] for group in completed]
             completions = [response for group in completed for response in group.responses]
             places = [place_of[group.position] for group in completed]
             indices = [place * group_size + member for place in places for member in range(group_size)]
             left = in_order(group for result in results for group in result.left)
-            return GeneratedRollouts(asked, completions, ChosenRewards(scoring, indices), memory, left)
+            return GeneratedRollouts(prompts_of_step, completions, ChosenRewards(scoring, indices), memory, left)
 
         return generation, finish
 

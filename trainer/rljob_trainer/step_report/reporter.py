@@ -80,6 +80,7 @@ class StepReporter(RunListener):
         self._set(urgent=True, last_evidence=evidence)
 
     def exit_pending(self, pending: PendingExit) -> None:
+        """The attempt waits for its restart in place, and exits with `pending` if none comes."""
         self._set(urgent=True, pending_exit=pending)
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
