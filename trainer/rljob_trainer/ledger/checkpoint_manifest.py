@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -51,25 +51,24 @@ def describe(checkpoint: Path, step: int, known: Mapping[str, FileDigest]) -> Ch
     return CheckpointManifest(step=step, files=digests)
 
 
-def find_damage(checkpoint: Path, step: int, left_out: Container[str] = ()) -> str | None:
+def find_damage(checkpoint: Path, step: int, reads: Callable[[str], bool] = lambda _name: True) -> str | None:
     """A description of the damage to the checkpoint of `step`; None if every byte is as it was written.
 
-    `left_out`: names of files whose sizes alone are compared.
+    `reads`: selects the files to read, by their names. Only the sizes of the others are compared.
     """
-    if damage := find_wrong_size(checkpoint, step):
-        return damage
-    files = CheckpointManifest.load(checkpoint).files
-    damages = (
-        find_file_damage(checkpoint / name, name, digest) for name, digest in files.items() if name not in left_out
-    )
-    return next((damage for damage in damages if damage), None)
-
-
-class FilesOfRanks(Container[str]):
-    """The files that policy ranks have written, by the names that torch's writer of distributed checkpoints gives."""
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and writer_of(name) is not None
+    try:
+        manifest = CheckpointManifest.load(checkpoint)
+    except FileNotFoundError:
+        return f"{MANIFEST_NAME} is missing"
+    except (OSError, ValidationError) as error:
+        return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
+    if manifest.step != step:
+        return f"{MANIFEST_NAME} is for step {manifest.step}"
+    for read in (False, True):  # the sizes first, since that is quick
+        for name, digest in manifest.files.items():
+            if (reads(name) or not read) and (damage := _file_damage(checkpoint / name, name, digest, read=read)):
+                return damage
+    return None
 
 
 def writer_of(name: str) -> int | None:
@@ -90,25 +89,11 @@ def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[st
     )
 
 
-def find_wrong_size(checkpoint: Path, step: int) -> str | None:
-    """As `find_damage`, but reads only the manifest and the sizes of the files."""
-    try:
-        manifest = CheckpointManifest.load(checkpoint)
-    except FileNotFoundError:
-        return f"{MANIFEST_NAME} is missing"
-    except (OSError, ValidationError) as error:
-        return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
-    if manifest.step != step:
-        return f"{MANIFEST_NAME} is for step {manifest.step}"
-    damages = (find_file_damage(checkpoint / name, name, digest, read=False) for name, digest in manifest.files.items())
-    return next((damage for damage in damages if damage), None)
-
-
 _LONGEST_NAME = 200
 """Of a file, in a message."""
 
 
-def find_file_damage(path: Path, name: str, expected: FileDigest, *, read: bool = True) -> str | None:
+def _file_damage(path: Path, name: str, expected: FileDigest, *, read: bool) -> str | None:
     """A description of the damage to one file. `read`: also compare its checksum."""
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     try:

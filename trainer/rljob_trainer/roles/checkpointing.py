@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from rljob_client.errors import RunError
-from rljob_trainer.ledger.checkpoint_manifest import FilesOfRanks, find_damage
+from rljob_trainer.ledger.checkpoint_manifest import find_damage, writer_of
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.roles.roles import Roles
@@ -112,7 +112,8 @@ class Checkpointing:
 
     def _load(self, path: Path, step: int) -> str | None:
         """Load a checkpoint, or describe its damage. The ranks check their files while they load them."""
-        return find_damage(path, step, left_out=FilesOfRanks()) or self.roles.load_checkpoint(path, step)
+        damage = find_damage(path, step, reads=lambda name: writer_of(name) is None)
+        return damage or self.roles.load_checkpoint(path, step)
 
     def _end_naming(self, naming: Future[Path]) -> None:
         naming.result()
