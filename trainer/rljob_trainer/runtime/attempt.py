@@ -153,7 +153,7 @@ class Attempt:
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
                 started_at,
-                {each.name: each.version for each in distributions() if each.name in _VERSIONS},
+                {name: each.version for name in _VERSIONS for each in distributions(name=name)},
                 plan_values,
                 processes,
                 skipped_prompts=prompts.skipped,
