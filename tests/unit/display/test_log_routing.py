@@ -24,7 +24,7 @@ with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
     os.write(2, b"from C\\n")
     subprocess.run(["sh", "-c", "echo from a child; echo and its stderr >&2"])
     structlog.get_logger().info("loaded", role="policy")
-    print("on the screen", file=terminal.stdout)
+    print("on the screen", file=terminal)
     {end}
 print("after")
 """
@@ -66,7 +66,7 @@ import sys, structlog
 from pathlib import Path
 from rljob_trainer.display.log_routing import route_library_logs
 with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
-    print("on the screen", file=terminal.stdout)
+    print("on the screen", file=terminal)
 """
 
 

@@ -124,7 +124,7 @@ class JobRun:
         with Ledger(self.directory.ledger) as ledger:
             records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
-                console = plain_console(terminal.stdout)
+                console = plain_console(terminal)
                 if self._is_finished(ledger):
                     further = f"raise algorithm.steps above {ledger.last_step} to train further"
                     outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
