@@ -79,7 +79,7 @@ def update(ranks: dict[str, Any], method: str, seconds: float) -> dict[str, Any]
     }
 
 
-def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(
+def test_a_lost_actor_explains_the_earlier_errors_of_its_peers(
     ranks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_trainer.roles.calls._LOST_PEER_SECONDS", 300.0)  # Ray notices later on a busy machine

@@ -38,7 +38,7 @@ def run(script: str, *arguments: object, stdout: int = subprocess.PIPE) -> subpr
     )
 
 
-def test_the_display_reaches_the_terminal_and_all_else_the_log_in_order(tmp_path: Path) -> None:
+def test_the_display_reaches_the_terminal_and_other_output_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "controller.log"
     for end in ("pass", "raise ValueError('seven')"):
         ended = run(ROUTED.replace("{end}", end), log)

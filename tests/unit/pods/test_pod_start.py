@@ -147,7 +147,7 @@ def test_a_new_pod_waits_out_the_file_of_an_earlier_pod_of_its_node(
 
 
 @pytest.mark.usefixtures("refreshes")
-def test_a_container_that_restarts_unasked_does_not_rejoin_its_attempt(tmp_path: Path) -> None:
+def test_a_container_that_restarts_by_itself_does_not_rejoin_its_attempt(tmp_path: Path) -> None:
     write_settings(tmp_path, 3)
     start_attempt(environment(tmp_path))
     with pytest.raises(OutdatedSettings, match=r"expected attempt 4 with memory plan 1 .* found attempt 3") as caught:

@@ -325,7 +325,7 @@ def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: P
     assert limits == {2: 600, 3: 3600, 4: 600, 5: 3600, 6: 600}, "checkpoints begin after steps 2 and 4"
 
 
-def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:
+def test_stale_rollouts_are_repeated_with_the_weights_of_their_step(tmp_path: Path) -> None:
     """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
     whole, failing = undisturbed(tmp_path / "whole", staleness=1), Job(tmp_path, staleness=1)
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))

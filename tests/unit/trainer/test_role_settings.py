@@ -151,7 +151,7 @@ def test_both_roles_have_the_settings_of_the_manifest() -> None:
     assert changed.policy.algorithm.dual_clip == 0
 
 
-def test_role_processes_have_an_environment_of_their_own() -> None:
+def test_each_role_has_its_own_environment() -> None:
     made = settings(TWO_GPUS)
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments

@@ -295,7 +295,7 @@ def new_engines(machine: Machine) -> list[str]:
     return [process.name for process in machine.started[1:]]
 
 
-def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(machine: Machine) -> None:
+def test_a_sync_continues_without_the_engines_of_a_lost_pod(machine: Machine) -> None:
     roles, asked = in_pods(machine), list[WorkerLost]()
 
     def may_replace(failure: WorkerLost) -> bool:

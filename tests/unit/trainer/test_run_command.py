@@ -187,7 +187,7 @@ def test_an_unsupported_model_is_refused(
         ("def items():\n    raise ValueError('ab \\ud83d c')\n", "raised ValueError: ab \\ud83d c"),
     ],
 )
-def test_whatever_the_task_raises_is_bad_input_with_a_summary(
+def test_every_exception_of_a_task_is_bad_input_with_a_summary(
     source: str, message: str, command: Command, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "refused_items.py").write_text(f"{source}\ndef reward(answer, record):\n    return 0\n")
