@@ -161,7 +161,6 @@ def test_each_gpu_gets_a_rank_or_an_engine_or_both(made: RoleHosts, ranks: int, 
 
 def test_a_workers_ray_has_room_for_all_its_bundles() -> None:
     bundles = hosts(policy(gpus=8), worker(8)).bundles
-    assert bundles is not None
     assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(spec_of(policy(gpus=8)), "policy")
     apart = spec_of(policy(gpus=0), **ON_CPUS)
     assert ray_cpus(apart, "rollout") == 2 * ray_cpus(apart, "policy")

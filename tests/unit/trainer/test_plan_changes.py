@@ -126,7 +126,7 @@ JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
-    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", None, 64 * GIB, True)
+    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", (), 64 * GIB, True)
     model = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
     shown: list[str] = []
     planned = attempt_plan.plan_attempt(

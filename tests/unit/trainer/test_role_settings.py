@@ -38,7 +38,7 @@ def spec(**changes: dict[str, Any]) -> RLJobSpec:
 def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any = None, **changes: Any) -> Any:
     """Of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
     device: Any = "cuda" if machine.gpu_memory_bytes else "cpu"
-    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True)
+    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True)
     return role_settings(
         spec(**changes),
         memory_plan(),
@@ -121,7 +121,7 @@ def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: p
     on_two_gpus = ({"GPU": 1, "CPU": 2},) * 2
     assert placed(TWO_GPUS, gpusPerReplica=2) == ("cuda", 2, 2, on_two_gpus), "each shared with an engine"
     assert placed(TWO_GPUS, rollout={}) == ("cuda", 1, 1, on_two_gpus), "one for each"
-    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, None)
+    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, ({"CPU": 2},) * 2)
 
 
 def test_more_processes_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,9 @@ def settings(
         Path("/model"), device, "bfloat16", 64, 8, 1 << 20, 8, sleep_level=sleep_level, tensor_parallel_size=size
     )
     policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=offload), checkpoint_copy=None)
-    return RoleSettings(topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), None)
+    return RoleSettings(
+        topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), ({"CPU": 2},) * (ranks + engines)
+    )
 
 
 def started(given: RoleSettings | Roles) -> Any:
@@ -168,6 +170,7 @@ def allowed(_failure: WorkerLost) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("machine")
 def test_only_colocated_processes_share_gpus_and_bundles() -> None:
     shared, apart = settings("Colocated", "cuda", ranks=2), settings("Disaggregated", "cuda", ranks=2)
     assert type(roles_of(shared, PartClock())) is ColocatedRoles

@@ -83,8 +83,7 @@ class EngineProcesses(RoleProcesses):
 
     def has_lost_pod(self, engine: Engine) -> bool:
         """True if the pod of a process of the engine is not there."""
-        bundles = self._resources.bundles
-        return bundles is not None and not all(has_place(bundles[rank]) for rank in self._ranks_of(engine))
+        return not all(has_place(self._resources.bundle(rank)) for rank in self._ranks_of(engine))
 
     def leave_out(self, engine: Engine) -> None:
         """Let the engine be absent until its pod is back."""

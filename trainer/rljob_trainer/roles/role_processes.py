@@ -45,9 +45,8 @@ class RoleSettings:
 
     output_dir: Path
 
-    bundles: tuple[Bundle, ...] | None
-    """The Ray resources of each GPU and of its processes: first those of the ranks, then of engines on other GPUs.
-    None: the processes may run anywhere."""
+    bundles: tuple[Bundle, ...]
+    """The Ray resources of each place: first those of the ranks and their colocated engines, then of other engines."""
 
     @property
     def first_engine_bundle(self) -> int:
@@ -71,26 +70,26 @@ class RoleResources:
     """Ray resources of the processes of a role."""
 
     group: Any
-    """Ray placement group; None: the processes may run anywhere."""
+    """Ray placement group, of `bundles`."""
+
+    bundles: Sequence[Bundle]
 
     gpus: float
     """GPUs of each process; 0 on a CPU."""
 
     first_bundle: int = 0
-    """Index of the group's bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
+    """Index of the bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
 
-    bundles: Sequence[Bundle] | None = None
-    """The bundle of each rank; None: the processes may run anywhere."""
+    def bundle(self, rank: int) -> Bundle:
+        return self.bundles[self.first_bundle + rank]
 
     def options(self, rank: int) -> dict[str, Any]:
         """Options of Ray for the actor of `rank`."""
-        if self.group is None:
-            return {"num_cpus": 1}
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        gpus = {"num_gpus": self.gpus} if self.gpus else {}
-        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.first_bundle + rank)
-        return {"num_cpus": 1, **gpus, "scheduling_strategy": strategy}
+        index = self.first_bundle + rank
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+        return {"num_cpus": 1, "num_gpus": self.gpus, "scheduling_strategy": strategy}
 
 
 class RoleProcesses:
@@ -153,13 +152,8 @@ class RoleProcesses:
         self.handles, self.loading, self.loaded = {}, {}, False
 
 
-def placement_group(bundles: Sequence[Bundle] | None) -> Any:
-    """A placement group for `bundles`, held until Ray ends; None if the roles may run anywhere.
-
-    Raises `WorkerLost` if Ray has no such resources.
-    """
-    if bundles is None:
-        return None
+def placement_group(bundles: Sequence[Bundle]) -> Any:
+    """A placement group for `bundles`, held until Ray ends. Raises `WorkerLost` if Ray has no such resources."""
     from ray.util.placement_group import placement_group
 
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")

@@ -52,11 +52,10 @@ class Roles(ABC):
         new engine starts, which works from the next sync on. An engine that is lost with its pod starts when the pod
         is back, and nothing waits for it."""
         self.clock = clock
-        resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
+        resources = RoleResources(placement_group(settings.bundles), settings.bundles, settings.gpus_per_process)
         logs = settings.output_dir / "logs"
         self.policy = PolicyProcesses(self.policy_class, settings.ranks, resources, logs)
-        first = settings.first_engine_bundle
-        resources = replace(resources, first_bundle=first, bundles=settings.bundles and settings.bundles[first:])
+        resources = replace(resources, first_bundle=settings.first_engine_bundle)
         self.engines = EngineProcesses(
             self.engine_class, settings.engine_processes, resources, logs, settings.rollout.tensor_parallel_size
         )

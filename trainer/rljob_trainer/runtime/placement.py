@@ -32,7 +32,7 @@ class RoleHosts:
 
     torch_version: str
 
-    bundles: tuple[Bundle, ...] | None
+    bundles: tuple[Bundle, ...]
     """As in `RoleSettings`."""
 
     shared_memory_bytes: int

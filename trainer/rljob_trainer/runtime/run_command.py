@@ -180,7 +180,7 @@ class LocalPlacement:
                 f"expected {sum(requested)} GPUs ({_REQUEST[spec.topology]}), found "
                 f"{len(machine.gpu_memory_bytes)}; lower them{or_shrink}, or use --device cpu"
             )
-        bundles = ({"GPU": 1, "CPU": 2},) * sum(requested) if device == "cuda" else None
+        bundle = {"CPU": 2, "GPU": 1} if device == "cuda" else {"CPU": 2}
         self._hosts = RoleHosts(
             machine=machine,
             engine_machine=machine,
@@ -188,7 +188,7 @@ class LocalPlacement:
             ranks=requested[0],
             engine_processes=requested[-1],
             torch_version=torch_version(),
-            bundles=bundles,
+            bundles=(bundle,) * sum(requested),
             shared_memory_bytes=host_memory().shared_memory_bytes,
             may_compile=torch_may_compile(),
         )
@@ -200,7 +200,7 @@ class LocalPlacement:
         self._has_started_ray = True
         start_local_ray(
             cpus=_CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
-            gpus=len(self._hosts.bundles or ()),
+            gpus=len(self._hosts.bundles) if self._hosts.device == "cuda" else 0,
             object_store_bytes=object_store_bytes,
         )
 
