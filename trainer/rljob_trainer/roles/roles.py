@@ -153,11 +153,10 @@ class Roles(ABC):
         """
         import ray
 
-        # For one rank, Ray decides by size whether a batch uses shared memory. For several, it is stored there once.
-        given = batch if len(self.policy) == 1 else ray.put(batch)
+        stored = ray.put(batch)  # once for all ranks
         before, self.policy_at = self.policy_at, None
         try:
-            results = self.policy.together("update", given, doing="updating")
+            results = self.policy.together("update", stored, doing="updating")
         except DeviceOutOfMemory:
             self.policy_at = before if self.policy.can_undo_update() else None
             raise
