@@ -41,10 +41,10 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    of, lowered = f"of {summary.total_steps}", ""
+    total, lowered = f"of {summary.total_steps}", ""
     if summary.steps > summary.total_steps:
-        of, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
-    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
+        total, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
+    yield "steps", f"[bold]{summary.steps}[/] {total}{_history(summary)}{lowered}"
     if summary.last_reward is not None:
         yield "reward", _reward(summary, summary.last_reward)
     for name, count, note in (

@@ -83,9 +83,9 @@ def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[st
     If as many ranks have written them, each rank checks its own files, of which it needs every byte.
     """
     written = sorted((writer, name) for name in names if (writer := writer_of(name)) is not None)
-    as_many = {writer for writer, _ in written} == set(range(ranks))
+    each_rank_wrote = {writer for writer, _ in written} == set(range(ranks))
     return frozenset(
-        name for place, (writer, name) in enumerate(written) if (writer if as_many else place % ranks) == rank
+        name for place, (writer, name) in enumerate(written) if (writer if each_rank_wrote else place % ranks) == rank
     )
 
 

@@ -23,7 +23,7 @@ _IDENTITY_NAME = ".identity.json"
 _INPUTS = "inputs"
 """Key of the digests of the inputs, next to the sections of the manifest."""
 _LOCK_NAME = ".lock"
-_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
+_OTHER_NAMES = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
 """Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at its start."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
@@ -88,7 +88,7 @@ class OutputDirectory:
                 )
             self.path.mkdir(parents=True, exist_ok=True)
             # Checked before locking, so that no lock file is left in an unrelated directory.
-            foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _NOT_OF_A_RUN)
+            foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _OTHER_NAMES)
         if foreign and not (self.path / _IDENTITY_NAME).exists():
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise OutputUnavailable(
@@ -136,13 +136,13 @@ class OutputDirectory:
             holder = json.loads(lock)
             if pod := holder.get("pod"):
                 namespace, _, name = pod.partition("/")
-                who, stop = f"pod {pod}", f"stop it (kubectl delete pod --namespace {namespace} {name})"
+                owner, stop = f"pod {pod}", f"stop it (kubectl delete pod --namespace {namespace} {name})"
             else:
-                who, stop = f"process {holder['pid']} on {holder['host']}", f"stop it (kill -TERM {holder['pid']})"
-            who += f", since {holder['since']}"
+                owner, stop = f"process {holder['pid']} on {holder['host']}", f"stop it (kill -TERM {holder['pid']})"
+            owner += f", since {holder['since']}"
         except (ValueError, KeyError, TypeError, AttributeError):
-            who, stop = "another process", "stop it"
-        return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
+            owner, stop = "another process", "stop it"
+        return f"{self.path} is in use by another run: {owner}. Wait for it to end, {stop}, or give another --output."
 
     def _claim(self, identity: dict[str, Any], changeable: Collection[str]) -> None:
         recorded = self._recorded_identity()

@@ -59,17 +59,19 @@ def role_hosts(spec: RLJobSpec, workers: Sequence[WorkerFacts], pods: Sequence[s
     groups = worker_pods(spec)
     device = _device(groups, workers, pods)
     policy = groups[0]
-    of_policy, of_engines = workers[: policy.replicas], workers[-groups[-1].replicas :]
+    policy_workers, engine_workers = workers[: policy.replicas], workers[-groups[-1].replicas :]
     return RoleHosts(
-        machine=_machine(of_policy),
-        engine_machine=_machine(of_engines),
+        machine=_machine(policy_workers),
+        engine_machine=_machine(engine_workers),
         device=device,
         ranks=policy.processes,
         engine_processes=groups[-1].processes,
         torch_version=workers[0].torch_version,
-        bundles=tuple(_bundle(worker_of(spec, of.role, rank), device) for of in groups for rank in range(of.processes)),
+        bundles=tuple(
+            _bundle(worker_of(spec, group.role, rank), device) for group in groups for rank in range(group.processes)
+        ),
         shared_memory_bytes=min(worker.shared_memory_bytes for worker in workers),
-        may_compile=all(worker.may_compile for worker in of_policy),
+        may_compile=all(worker.may_compile for worker in policy_workers),
     )
 
 

@@ -172,7 +172,7 @@ class Roles(ABC):
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
             try:
-                self._of_all_ranks("sync", engines, version, doing="syncing the weights")
+                self._call_policy("sync", engines, version, doing="syncing the weights")
             except WorkerLost as failure:
                 # Several ranks wait for each other in the failed sync.
                 if len(self.policy) > 1 or not self._continue_without(failure):
@@ -211,7 +211,7 @@ class Roles(ABC):
 
     def start_checkpoint(self, directory: Path) -> None:
         """Start writing the state. It may change when this returns, and is durable when `finish_checkpoint` returns."""
-        self._of_all_ranks("start_checkpoint", directory, doing="starting a checkpoint")
+        self._call_policy("start_checkpoint", directory, doing="starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
         """True if `finish_checkpoint` would not wait."""
@@ -220,7 +220,7 @@ class Roles(ABC):
     def finish_checkpoint(self) -> dict[str, FileDigest]:
         """Wait until the checkpoint is durable. Returns the digests of the files of all ranks by name."""
         digests = self.policy.results("finish_checkpoint", doing="writing a checkpoint")
-        return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
+        return {name: digest for files in digests.values() for name, digest in files.items()}
 
     def load_checkpoint(self, directory: Path, step: int) -> str | None:
         """Load the checkpoint of `step` in `directory` into the policy.
@@ -236,7 +236,7 @@ class Roles(ABC):
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the policy in Hugging Face format."""
-        self._of_all_ranks("export_pretrained", directory, doing="exporting the model")
+        self._call_policy("export_pretrained", directory, doing="exporting the model")
 
     # --- how ---
 
@@ -270,7 +270,7 @@ class Roles(ABC):
             wait_for({**self.policy.loading, **self.engines.loading}, "loading the policy and starting the engine")
         self.engines.loaded = True
 
-    def _of_all_ranks(self, method: str, *arguments: Any, doing: str) -> None:
+    def _call_policy(self, method: str, *arguments: Any, doing: str) -> None:
         """Call a method of the policy that does not change it."""
         try:
             self.policy.together(method, *arguments, doing=doing)

@@ -91,7 +91,7 @@ class ColocatedRoles(Roles):
         return self.settings.policy.memory.policy_offload
 
     def _offload_policy(self, phase: str) -> None:
-        self._of_all_ranks("offload_weights", phase, doing="moving the policy's weights to host memory")
+        self._call_policy("offload_weights", phase, doing="moving the policy's weights to host memory")
 
     def _make_room_for_weights(self) -> None:
         if self._offloads:

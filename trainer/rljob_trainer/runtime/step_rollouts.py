@@ -66,10 +66,10 @@ class StepRollouts:
         """`left_before`: groups that the step before has left."""
         ended = self.roles.engines_ended
         partial = self.algorithm.partial_rollout_prompts > 0
-        generation, finish = self._of_quota(step, left_before) if partial else self._of_all(step)
+        generation, finish = self._begin_lots(step, left_before) if partial else self._begin_groups(step)
         return BegunRollouts(step, ended, generation, finish)
 
-    def _of_all(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+    def _begin_groups(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
         prompts = self.task.prompts(step, self.algorithm.prompts_per_step)
         seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
@@ -93,7 +93,7 @@ class StepRollouts:
 
         return generation, finish
 
-    def _of_quota(
+    def _begin_lots(
         self, step: int, left_before: Sequence[PartialGroup]
     ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """The groups of one engine are scored while others still generate, or the policy learns."""
@@ -111,12 +111,12 @@ class StepRollouts:
             seed = sampling_seed(self.algorithm.seed, of_step + 1, place)
             return HeldGroup(group, prompts[group.position].token_ids, seed)
 
-        every = [*left_before, *new]
+        groups = [*left_before, *new]
         lots = deal(
             [held(group) for group in left_before], [held(group) for group in new], quota, self.roles.engine_count
         )
-        place_of = {group.position: place for place, group in enumerate(every)}
-        scoring = self.scorer.begin([prompts[group.position] for group in every], group_size)
+        place_of = {group.position: place for place, group in enumerate(groups)}
+        scoring = self.scorer.begin([prompts[group.position] for group in groups], group_size)
 
         def score(_lot: int, result: LotResult) -> None:
             for group in result.completed:
@@ -169,7 +169,7 @@ def sampling_seed(seed: int, step: int, position: int) -> int:
 class ResponseLengths:
     """Response lengths by item of the task, in tokens."""
 
-    _of_item: dict[int, float] = field(default_factory=dict, init=False)
+    _mean_by_item: dict[int, float] = field(default_factory=dict, init=False)
     """Mean of the last group of each item."""
     _tokens: int = field(default=0, init=False)
     _responses: int = field(default=0, init=False)
@@ -178,7 +178,7 @@ class ResponseLengths:
         """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
         for place, item in enumerate(items):
             group = lengths[place * group_size : (place + 1) * group_size]
-            self._of_item[item] = sum(group) / len(group)
+            self._mean_by_item[item] = sum(group) / len(group)
         self._tokens += sum(lengths)
         self._responses += len(lengths)
 
@@ -188,4 +188,4 @@ class ResponseLengths:
         If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
         """
         mean = self._tokens / self._responses if self._responses else 1.0
-        return [self._of_item.get(prompt.index, mean) for prompt in prompts]
+        return [self._mean_by_item.get(prompt.index, mean) for prompt in prompts]

@@ -63,7 +63,7 @@ class StepReporter(RunListener):
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
         self._warn = warn
-        last = _of_step(committed[-1]) if committed else {}
+        last = _step_fields(committed[-1]) if committed else {}
         self._set(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
     def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
@@ -74,7 +74,7 @@ class StepReporter(RunListener):
         self._set(phase=phase)
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        self._set(step=record.step, memory=memory_of_ranks(memory), **_of_step(record))
+        self._set(step=record.step, memory=memory_of_ranks(memory), **_step_fields(record))
 
     def failed(self, evidence: Evidence) -> None:
         self._set(urgent=True, last_evidence=evidence)
@@ -166,7 +166,7 @@ class StepReporter(RunListener):
             self._warn(f"the StepReport could not be written, training continues: {why}")
 
 
-def _of_step(record: StepRecord) -> dict[str, Any]:
+def _step_fields(record: StepRecord) -> dict[str, Any]:
     """Fields of the report about the last step. A reward that is not finite is left out: JSON cannot express it."""
     return {
         "reward": record.reward.mean if math.isfinite(record.reward.mean) else None,

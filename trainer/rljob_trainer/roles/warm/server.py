@@ -32,7 +32,7 @@ MODULES: Mapping[str, Sequence[str]] = {
 }
 """By role: the modules to import, with those that they import."""
 
-_IN_FORKS = "ray"
+_IMPORTED_IN_FORKS = "ray"
 """When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries
 to import it, for executors that are not used here."""
 
@@ -48,12 +48,12 @@ SERVER_ENVIRONMENT = {
     # As the raylet sets it: the title of a process leaves the place of its environment alone.
     "SPT_NOENV": "1",
 }
-_OF_ONE_PROCESS = {
+_PROCESS_VARIABLES = {
     *SERVER_ENVIRONMENT,
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
     *(DIRECTORY_VARIABLE, "PYTHONBREAKPOINT", "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
-_OF_ONE_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
+_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
 _REQUEST_SECONDS = 10.0
@@ -84,11 +84,11 @@ def main(role: str, listening: int, parent: int) -> None:
     listener = socket.socket(fileno=listening)
     os.set_inheritable(listening, False)
     before = dict(os.environ)
-    sys.modules[_IN_FORKS] = None  # type: ignore[assignment]
+    sys.modules[_IMPORTED_IN_FORKS] = None  # type: ignore[assignment]
     with long_imports():
         for module in MODULES[role]:
             importlib.import_module(module)
-    del sys.modules[_IN_FORKS]
+    del sys.modules[_IMPORTED_IN_FORKS]
     if obstacle := obstacle_to_forks():
         sys.exit(f"{role} processes start without this server: {obstacle}")
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
@@ -109,9 +109,7 @@ def obstacle_to_forks() -> str | None:
 def differences(environment: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
     """Names of variables that differ and that imports may read or set."""
     names = {name for name in {*environment, *own} if environment.get(name) != own.get(name)}
-    return sorted(
-        name for name in names if name not in _OF_ONE_PROCESS and not name.startswith(_OF_ONE_PROCESS_PREFIXES)
-    )
+    return sorted(name for name in names if name not in _PROCESS_VARIABLES and not name.startswith(_PROCESS_PREFIXES))
 
 
 def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str, str]) -> Request:
