@@ -20,7 +20,7 @@ from rljob_trainer.roles import roles as roles_module
 from rljob_trainer.roles.engine_processes import has_place
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.topologies import ColocatedRoles, DisaggregatedRoles, roles_of
+from rljob_trainer.roles.topologies import ColocatedRoles, roles_of
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.lots import WholeGroups
 
@@ -174,7 +174,7 @@ def allowed(_failure: WorkerLost) -> bool:
 def test_only_colocated_processes_share_gpus_and_bundles() -> None:
     shared, apart = settings("Colocated", "cuda", ranks=2), settings("Disaggregated", "cuda", ranks=2)
     assert type(roles_of(shared, PartClock())) is ColocatedRoles
-    assert type(roles_of(apart, PartClock())) is DisaggregatedRoles
+    assert type(roles_of(apart, PartClock())) is Roles
     assert (shared.gpus_per_process, shared.first_engine_bundle) == (0.5, 0)
     assert (apart.gpus_per_process, apart.first_engine_bundle) == (1.0, 2)
     assert settings("Disaggregated", "cpu").gpus_per_process == 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rljob_api.plan_change import Role
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
@@ -26,16 +25,15 @@ from rljob_trainer.rollout.lots import EngineWork
 from rljob_trainer.rollout_batch import RolloutBatch
 
 
-class Roles(ABC):
-    """Calls all actors of a role at once. Each method returns when all are done, or raises the first failure.
+class Roles:
+    """Calls all actors of a role together. Each method returns when all are done, or raises the first failure.
 
-    A topology defines the placement of the processes, the object in each, and the work before and after a phase.
+    Policy ranks and engines have separate GPUs, and exchange only rollouts and weights. Another topology replaces the
+    classes of the objects in their processes, and adds work before and after a phase.
     """
 
-    policy_class: ClassVar[str]
-    """Class of the object in a policy process, as `module:Class`."""
-    engine_class: ClassVar[str]
-    """The same for an engine's process."""
+    policy_class = "rljob_trainer.roles.policy_actor:DisaggregatedPolicyActor"
+    engine_class = "rljob_trainer.roles.rollout_actor:DisaggregatedRolloutActor"
 
     def __init__(self, settings: RoleSettings, clock: PartClock) -> None:
         """`clock`: measures the parts of a start-up."""
@@ -82,9 +80,11 @@ class Roles(ABC):
         """True if both roles are ready to work."""
         return self.policy.loaded and self.engines.loaded
 
-    @abstractmethod
     def load(self) -> None:
         """Load the roles: the policy with its initial weights, the engines without weights."""
+        self._begin_loading_policy()
+        self._load_engines()
+        self._finish_loading_policy()
 
     def change(self, settings: RoleSettings) -> None:
         """Use `settings` for new processes; a running policy applies the memory settings that it can."""

@@ -1,11 +1,4 @@
-"""The roles of each topology.
-
-Colocated: a policy rank and an engine take turns on each GPU. The engine sleeps while the policy learns. With
-`policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks load them back when
-they need them; the caller puts the engine to sleep first.
-
-Disaggregated: policy ranks and engines have GPUs of their own, and exchange only rollouts and weights.
-"""
+"""The roles of each topology: `ColocatedRoles` if policy ranks and engines share GPUs, otherwise `Roles`."""
 
 from __future__ import annotations
 
@@ -21,11 +14,15 @@ from rljob_trainer.rollout_batch import RolloutBatch
 
 def roles_of(settings: RoleSettings, clock: PartClock) -> Roles:
     """The roles of a job, without processes. `clock`: measures the parts of a start-up."""
-    return (ColocatedRoles if settings.topology == "Colocated" else DisaggregatedRoles)(settings, clock)
+    return (ColocatedRoles if settings.topology == "Colocated" else Roles)(settings, clock)
 
 
 class ColocatedRoles(Roles):
-    """One policy rank and one engine process per GPU."""
+    """One policy rank and one engine process per GPU, which take turns. The engine sleeps while the policy learns.
+
+    With `policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks load them
+    back when they need them; the caller puts the engine to sleep first.
+    """
 
     policy_class = "rljob_trainer.roles.policy_actor:ColocatedPolicyActor"
     engine_class = "rljob_trainer.roles.rollout_actor:ColocatedRolloutActor"
@@ -34,14 +31,14 @@ class ColocatedRoles(Roles):
     """The engines have their weights on the GPU, and not their KV cache. vLLM 0.26 can put to sleep only both."""
 
     def end(self, role: Role) -> None:
-        """As in every topology. Engines that cannot sleep end as well: the next policy needs their memory to load."""
+        """As with separate GPUs. Engines that cannot sleep end as well: the next policy needs their memory to load."""
         super().end(role)
         if role == "policy" and self._half_awake:
             super().end("rollout")
         self._half_awake = False
 
     def load(self) -> None:
-        """As in every topology. With `policyOffload`, the policy makes room before the engines start."""
+        """As with separate GPUs. With `policyOffload`, the policy makes room before the engines start."""
         if self.engines.loaded and not self.policy.loading:
             self._put_engines_to_sleep()
         self._begin_loading_policy()
@@ -57,7 +54,7 @@ class ColocatedRoles(Roles):
         return super().update(batch)
 
     def sync(self, version: int) -> None:
-        """As in every topology. An engine that sleeps has only its weights on the GPU during the transfer."""
+        """As with separate GPUs. An engine that sleeps has only its weights on the GPU during the transfer."""
         self.engines_at = None
         if self.engines_sleep:
             self._put_engines_to_sleep()
@@ -78,7 +75,7 @@ class ColocatedRoles(Roles):
         return super().load_checkpoint(directory, step)
 
     def export_pretrained(self, directory: Path) -> None:
-        """As in every topology. The engines are of no use afterwards before the next sync."""
+        """As with separate GPUs. The engines are of no use afterwards before the next sync."""
         self._make_room_for_weights()
         super().export_pretrained(directory)
 
@@ -101,15 +98,3 @@ class ColocatedRoles(Roles):
         if self.engines_sleep:
             self.engines_at = None
             self.engines.results("sleep", doing="going to sleep")
-
-
-class DisaggregatedRoles(Roles):
-    """Any number of policy ranks and of engines. No engine has to make room for a policy, so none ever sleeps."""
-
-    policy_class = "rljob_trainer.roles.policy_actor:DisaggregatedPolicyActor"
-    engine_class = "rljob_trainer.roles.rollout_actor:DisaggregatedRolloutActor"
-
-    def load(self) -> None:
-        self._begin_loading_policy()
-        self._load_engines()
-        self._finish_loading_policy()
