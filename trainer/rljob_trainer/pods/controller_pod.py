@@ -28,11 +28,11 @@ from rljob_trainer.pods.attempt_start import RequiredAttempt, job_of_attempt, st
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
 from rljob_trainer.pods.termination import exit_code_of, write_termination_message
-from rljob_trainer.pods.worker_facts import worker_of
+from rljob_trainer.pods.worker_facts import workers_of_processes
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
 from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
-from rljob_trainer.step_report.reporter import ReportStore, StepReporter, role_and_rank
+from rljob_trainer.step_report.reporter import ReportStore, StepReporter
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
@@ -126,8 +126,7 @@ def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) 
     """The outcome's message, with the name of the pod in which a process failed."""
     if outcome.error is None or outcome.error.actor is None:
         return outcome.message + advice_about_files(outcome, environment)
-    role, rank = role_and_rank(outcome.error.actor)
-    number = worker_of(job.spec, role, rank)
+    number = workers_of_processes(job.spec)[outcome.error.actor]
     return f"In pod {environment.worker_pod_names(job.spec)[number]}: {outcome.message}"
 
 

@@ -17,7 +17,7 @@ from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.attempt_start import RequiredAttempt, announce_restart
 from rljob_trainer.pods.environment import ControllerEnvironment, WorkerEnvironment
 from rljob_trainer.pods.ray_node import only_on
-from rljob_trainer.pods.worker_facts import first_process_of, role_hosts, worker_facts
+from rljob_trainer.pods.worker_facts import role_hosts, worker_facts, workers_of_processes
 from rljob_trainer.roles.ray_driver import connect
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopNow, StopRequest
@@ -79,9 +79,8 @@ class PodPlacement:
         display.phase("starting Ray")
         self._connect()
         names = self._environment.worker_pod_names(spec)
-        self._first_processes = {
-            ray_node.worker_resource(worker): first_process_of(spec, worker) for worker in range(len(names))
-        }
+        places = workers_of_processes(spec)
+        self._first_processes = {ray_node.worker_resource(places[name]): name for name in reversed(places)}
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
