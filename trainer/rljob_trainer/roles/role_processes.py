@@ -81,6 +81,7 @@ class RoleResources:
     """Index of the bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
 
     def bundle(self, rank: int) -> Bundle:
+        """The bundle in which `rank` runs."""
         return self.bundles[self.first_bundle + rank]
 
     def options(self, rank: int) -> dict[str, Any]:
@@ -132,6 +133,7 @@ class RoleProcesses:
         return {name: self.handles[name].actor.construct.remote(rank, *self._arguments)}
 
     def call(self, method: str, *arguments: Any) -> Calls:
+        """Calls of `method` in all processes, without waiting."""
         return {name: getattr(handle, method).remote(*arguments) for name, handle in self.handles.items()}
 
     def results(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:

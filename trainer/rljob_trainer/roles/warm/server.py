@@ -120,8 +120,7 @@ def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str,
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
     server = os.getpid()
     while True:
-        connection, _ = listener.accept()
-        with connection, suppress(OSError, ValueError):
+        with suppress(OSError, ValueError), listener.accept()[0] as connection:
             connection.settimeout(_REQUEST_SECONDS)
             connection.sendall(READY)  # fails if the client has given up
             request, descriptors = _receive(connection)
@@ -131,16 +130,16 @@ def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str,
                 elif os.fork() == 0:
                     _end_with(server)
                     listener.close()
-                    _fork_worker(request, descriptors, connection)
-                    os.environ.clear()
-                    os.environ.update({**request.environment, **changed})
+                    _fork_worker(request, descriptors, connection, changed)
                     return request
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
 
-def _fork_worker(request: Request, descriptors: Sequence[int], connection: socket.socket) -> None:
+def _fork_worker(
+    request: Request, descriptors: Sequence[int], connection: socket.socket, changed: Mapping[str, str]
+) -> None:
     """Fork the worker, and return in it. This process, its keeper, ends with it, and kills it if the client ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keeper = os.getpid()
@@ -148,7 +147,7 @@ def _fork_worker(request: Request, descriptors: Sequence[int], connection: socke
         process = os.fork()
         if process == 0:
             _end_with(keeper)
-            _become(request, descriptors)
+            _become(request, descriptors, changed)
             return
         connection.settimeout(None)
         connection.sendall(FORKED)
@@ -158,13 +157,14 @@ def _fork_worker(request: Request, descriptors: Sequence[int], connection: socke
         if connection.fileno() in ended:
             os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        connection.sendall(str(code).encode())
+        with suppress(OSError):
+            connection.sendall(str(code).encode())
     except BaseException:
         traceback.print_exc()
     os._exit(1)  # it must not serve
 
 
-def _become(request: Request, descriptors: Sequence[int]) -> None:
+def _become(request: Request, descriptors: Sequence[int], changed: Mapping[str, str]) -> None:
     """Make this fork the process that the client would have become."""
     os.setsid()
     for target, descriptor in enumerate(descriptors):
@@ -180,6 +180,8 @@ def _become(request: Request, descriptors: Sequence[int]) -> None:
         Path("/proc/self/oom_score_adj").write_text(score, encoding="ascii")
     os.chdir(request.directory)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
+    os.environ.clear()
+    os.environ.update({**request.environment, **changed})
 
 
 def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
