@@ -171,7 +171,7 @@ def complete_checkpoint(policy: PolicyProcesses, directory: Path) -> dict[str, F
     """Wait until the ranks have written a checkpoint, and write its manifest, as the controller does. Returns the
     checksums of the ranks' files."""
     digests = {name: digest for of_rank in policy.call("finish_checkpoint") for name, digest in of_rank.items()}
-    (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}, digests).to_json())
+    (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, digests).to_json())
     return digests
 
 

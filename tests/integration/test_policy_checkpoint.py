@@ -143,7 +143,7 @@ def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
     with policy_processes(2, config) as policy:
         expected = weights_after(policy, 1)
         policy.run(save_as_before, directory)
-        (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}, {}).to_json())
+        (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}).to_json())
         assert {each.name for each in directory.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
         continued = weights_after(policy, 2)
     for ranks in (2, 1):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_client.run_directory.summary import summarize
-from rljob_trainer.display.run_display import clock, gibibytes, plain_console, short_seconds, sparkline
+from rljob_trainer.display.run_display import clock, plain_console, short_seconds, sparkline
 from rljob_trainer.display.summary_table import print_summary
 from tests.unit.ledger.samples import plan_change_record, step_record
 
@@ -121,7 +121,6 @@ def test_the_reason_is_printed_unchanged() -> None:
         (short_seconds(1.24), "1.2 s"),
         (short_seconds(125.0), "2:05 min"),
         (short_seconds(3725.0), "1:02:05 h"),
-        (gibibytes(1.25 * 2**30), "1.25 GiB"),
         (sparkline([0.0, 0.5, 1.0], width=10), "▁▅█"),
         (sparkline([0.0, 0.0, 1.0, 1.0, 0.0, 1.0], width=3), "▁█▅"),
         (sparkline([0.3, 0.3], width=5), "▁▁"),

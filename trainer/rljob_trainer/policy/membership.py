@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from rljob_trainer.own_address import own_address
-
 _LEFT = "left"
 """Key that the first rank to leave sets in the store of its generation."""
 
@@ -44,7 +42,9 @@ class Membership:
         if self._world_size == 1:
             self._served = HashStore()
             return "", 0
-        host = own_address()
+        from ray.util import get_node_ip_address
+
+        host = get_node_ip_address()
         self._served = store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, store.port
 

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_client.errors import RunError
-from rljob_trainer.own_address import own_address
 from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, layout, packed
 
 if TYPE_CHECKING:
@@ -89,7 +88,9 @@ class WeightBroadcaster:
         if self._group is not None and self._members == list(engines):
             return self._group
         self.leave()
-        store = served_store(own_address())
+        from ray.util import get_node_ip_address
+
+        store = served_store(get_node_ip_address())
         size = 1 + len(engines)
         calls.begin_each("join_policy", [(store.host, store.port, rank, size) for rank in range(1, size)])
         try:
