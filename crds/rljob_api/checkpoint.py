@@ -57,14 +57,14 @@ class CheckpointSpec(ApiModel):
             "creates: remove them, or remove volume",
         ),
         Rule(
-            cel="!has(self.volume) || size(self.volume) == 1",
+            cel="size(self.volume) == 1",
             holds=lambda spec: spec.volume is None or len(spec.volume) == 1,
             field="volume",
             message="expected one volume source, such as persistentVolumeClaim: {claimName: …}: remove the others, or "
             "remove volume",
         ),
         Rule(
-            cel="!has(self.volume) || !self.retain",
+            cel="!self.retain || !has(self.volume)",
             holds=lambda spec: spec.volume is None or not spec.retain,
             field="retain",
             message="is for the claim that the operator creates; a volume of your own always stays: remove retain",

@@ -161,13 +161,13 @@ class TaskSpec(ApiModel):
             message=_NO_FILE,
         ),
         Rule(
-            cel="!has(self.reward) || !self.reward.contains('.py:')",
+            cel="!self.reward.contains('.py:')",
             holds=lambda task: _names_no_file(task.reward),
             field="reward",
             message=_NO_FILE,
         ),
         Rule(
-            cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
+            cel="has(self.reward) || self.name in ['digits', 'reasoning-gym']",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
             field="reward",
             message="required for this task: write the Python function that scores a response, as module:function",

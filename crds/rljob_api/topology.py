@@ -75,19 +75,19 @@ _ONLY_DISAGGREGATED = (
 
 TOPOLOGY_RULES = (
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.replicas)",
+        cel="!has(self.rollout.replicas) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.replicas is None,
         field="rollout.replicas",
         message=_ONLY_DISAGGREGATED,
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.gpusPerReplica)",
+        cel="!has(self.rollout.gpusPerReplica) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.gpus_per_replica is None,
         field="rollout.gpusPerReplica",
         message=_ONLY_DISAGGREGATED,
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.template)",
+        cel="!has(self.rollout.template) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.template is None,
         field="rollout.template",
         message="requires topology: Disaggregated; with Colocated, policy and rollout share pods: "
@@ -100,14 +100,15 @@ TOPOLOGY_RULES = (
         message="requires topology: Colocated; with Disaggregated, the engine has its own GPU: write Auto",
     ),
     Rule(
-        cel=f"(self.policy.gpusPerReplica == 0) == ({_ROLLOUT_GPUS_CEL} == 0)",
+        cel="self.topology == 'Colocated' || (self.policy.gpusPerReplica == 0) == "
+        "(has(self.rollout.gpusPerReplica) && self.rollout.gpusPerReplica == 0)",
         holds=lambda spec: (spec.policy.gpus_per_replica == 0) == (_rollout_gpus(spec) == 0),
         field="rollout.gpusPerReplica",
         message="policy and rollout must both have GPUs or both have none: "
         "write 0 for gpusPerReplica of both, or at least 1",
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || self.algorithm.maxStaleness == 0",
+        cel="self.algorithm.maxStaleness == 0 || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.algorithm.max_staleness == 0,
         field="algorithm.maxStaleness",
         message="requires topology: Disaggregated; with Colocated, policy and engine take turns on a GPU: write 0",
