@@ -89,7 +89,7 @@ class ApiModel(BaseModel):
     """Base of the API types: snake_case in Python, camelCase in manifests. Unknown fields are errors; values are
     frozen.
 
-    A field with the value `null` counts as absent, as for the API server.
+    A field with the value `null` counts as absent, as it does for the API server.
     """
 
     model_config = ConfigDict(
@@ -107,22 +107,22 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
-            return given
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
         known = {name for field, info in cls.model_fields.items() for name in (field, info.alias)}
         unknown_is_absent = cls.model_config.get("extra") == "allow"
-        return {name: v for name, v in given.items() if v is not None or not (name in known or unknown_is_absent)}
+        return {name: v for name, v in data.items() if v is not None or not (name in known or unknown_is_absent)}
 
     @model_validator(mode="after")
-    def _hold_together(self) -> Self:
-        problems = [*(rule.as_error() for rule in self.rules if not rule.holds(self)), *self.problems_within()]
+    def _check_rules(self) -> Self:
+        problems = [*(rule.as_error() for rule in self.rules if not rule.holds(self)), *self.further_problems()]
         if problems:
             raise ValidationError.from_exception_data(type(self).__name__, problems)
         return self
 
-    def problems_within(self) -> list[InitErrorDetails]:
-        """Problems between fields that a rule cannot express. Types override this method."""
+    def further_problems(self) -> list[InitErrorDetails]:
+        """Problems that a rule cannot express. Types override this method."""
         return []
 
     @classmethod
@@ -136,7 +136,7 @@ class ApiModel(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Annotation of a string that must match a pattern."""
+    """Annotation of a string that must match a pattern, for the API server and for local validation."""
 
     pattern: str
     """Regular expression, valid in both Python and Go."""
@@ -156,7 +156,7 @@ class Text:
             raise PydanticCustomError(
                 "text", "{expected}", {"expected": f"{self.expected}, of at most {self.max_length} characters"}
             )
-        # Python's $ also matches before a last line end, Go's does not.
+        # In Python, $ also matches before a line break at the end of the text; in Go it does not.
         if not re.search(re.sub(r"\$$", r"\\Z", self.pattern), text):
             raise PydanticCustomError("text", "{expected}", {"expected": self.expected})
         return text
