@@ -47,14 +47,14 @@ FreeForm = dict[str, Any]
 class Rule:
     """A rule for one field, or between the fields of one type, checked by the API server and by local validation.
 
-    For each field that a rule reads, the API server (as of Kubernetes 1.36) copies the schema of the object around the
-    field, twice. At each write of the spec or the status, this costs more than the comparisons. So a rule reads first
-    the field that decides most jobs, and reads few fields of the types with many of them.
+    The API server evaluates all rules at every write, also of the status. For each field that a rule reads, it copies
+    the schemas of all fields of the same object twice (`Structural.Properties`, Kubernetes 1.36), which costs more than
+    the rest of the evaluation. A rule should therefore begin with the field that decides it for most jobs.
     """
 
     cel: str
-    """CEL expression over `self`, the object, for the API server. If it reads `field` alone, the API server evaluates
-    it only where the field is present."""
+    """CEL expression over `self`, the object, for the API server. If it reads only `field`, it is evaluated only if the
+    field is present."""
     holds: Callable[[Any], bool]
     """The same rule over the parsed object, for local validation."""
     field: str
@@ -64,7 +64,7 @@ class Rule:
 
     @property
     def reads_only_its_field(self) -> bool:
-        """True if the rule can be attached to the field itself, where it costs the API server least."""
+        """True if the rule can be attached to the field itself, where the API server copies no other schemas."""
         field = re.escape(self.field)
         others = re.sub(rf"(?<!has\()\bself\.{field}\b", "", self.cel)
         return "self" not in others

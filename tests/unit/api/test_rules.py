@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def test_every_rule_has_an_example_that_breaks_it() -> None:
     }
     broken = {message for example in EXAMPLES for _, message in cel_errors(job(**example["invalid"]))}
     assert written == broken
+
+
+def test_a_rule_that_reads_one_field_is_attached_to_that_field() -> None:
+    """Each field that a rule reads through its object costs the API server copies of the object's schema."""
+    reading_one = [
+        (path, rule["rule"])
+        for path, part in parts(SCHEMA)
+        for rule in part.get("x-kubernetes-validations", [])
+        if len(set(re.findall(r"self\.\w+\b(?!\()", rule["rule"]))) == 1
+        and not re.search(r"has\(self|oldSelf|self\.metadata", rule["rule"])
+    ]
+    assert reading_one == []
 
 
 specs = st.fixed_dictionaries(
