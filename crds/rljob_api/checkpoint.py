@@ -50,7 +50,7 @@ class CheckpointSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="!has(self.volume) || !has(self.size) && !has(self.storageClassName)",
+            cel="!has(self.size) && !has(self.storageClassName) || !has(self.volume)",
             holds=lambda spec: spec.volume is None or (spec.size is None and spec.storage_class_name is None),
             field="volume",
             message="cannot be combined with size or storageClassName, which describe the claim that the operator "

@@ -73,7 +73,7 @@ _RANKS_PER_POD_CEL = "(self.policy.gpusPerReplica == 0 ? 1 : self.policy.gpusPer
 
 GROWTH_RULES = (
     Rule(
-        cel="!has(self.recovery.maxGpus) || !has(self.trainer)",
+        cel="!has(self.trainer) || !has(self.recovery.maxGpus)",
         holds=lambda spec: spec.recovery.max_gpus is None or spec.trainer is None,
         field="recovery.maxGpus",
         message="requires RLJob's own trainer, which divides a checkpoint among more GPUs: remove it, or trainer",
