@@ -262,7 +262,7 @@ def rollout_role(device: Device, rows: list[Row]) -> None:
         engine.start()
         row |= awake_and_asleep()
     with arm(rows, "engine and policy module without moments") as row:
-        from rljob_trainer.policy.model import read_policy_model
+        from rljob_testing.policy_models import read_policy_model
 
         module = read_policy_model(resolve_model(workload.uri), temperature=1.0, chunk_tokens=64).to(device)
         row |= awake_and_asleep()

@@ -120,13 +120,13 @@ class AlgorithmSpec(ApiModel):
             message="must be 0 (no bound) or greater than 1: write 3.0, for example",
         ),
         Rule(
-            cel="self.warmupSteps <= self.steps",
+            cel="self.warmupSteps == 0 || self.warmupSteps <= self.steps",
             holds=lambda algorithm: algorithm.warmup_steps <= algorithm.steps,
             field="warmupSteps",
             message="must be at most steps, otherwise the learning rate never reaches learningRate",
         ),
         Rule(
-            cel="self.updatesPerStep <= self.promptsPerStep * self.groupSize",
+            cel="self.updatesPerStep == 1 || self.updatesPerStep <= self.promptsPerStep * self.groupSize",
             holds=lambda algorithm: algorithm.updates_per_step <= algorithm.prompts_per_step * algorithm.group_size,
             field="updatesPerStep",
             message="must be at most promptsPerStep x groupSize: every update needs at least one response",
@@ -139,7 +139,7 @@ class AlgorithmSpec(ApiModel):
             "write maxStaleness: 1 and topology: Disaggregated, or partialRolloutPrompts: 0",
         ),
         Rule(
-            cel="self.partialRolloutPrompts < self.promptsPerStep",
+            cel="self.partialRolloutPrompts == 0 || self.partialRolloutPrompts < self.promptsPerStep",
             holds=lambda algorithm: algorithm.partial_rollout_prompts < algorithm.prompts_per_step,
             field="partialRolloutPrompts",
             message="must be less than promptsPerStep, because each step completes the prompts that the "

@@ -11,7 +11,8 @@ from rljob_api.status import Role
 
 
 class AttemptSettings(ApiModel):
-    """Everything that differs between attempts in the same pods. One file, so that no reader mixes two versions."""
+    """All settings that differ between attempts in the same pods. They are one file, so that no reader mixes two
+    versions."""
 
     attempt: PositiveCount
     """Number of the attempt."""
@@ -30,12 +31,12 @@ class AttemptSettings(ApiModel):
 
     @property
     def allocator_environments(self) -> dict[Role, dict[str, str]]:
-        """The environments that are given, by role."""
-        given: dict[Role, dict[str, str] | None] = {
+        """Variables of the CUDA allocator by role, without roles that have the defaults."""
+        environments: dict[Role, dict[str, str] | None] = {
             "policy": self.policy_environment,
             "rollout": self.rollout_environment,
         }
-        return {role: variables for role, variables in given.items() if variables is not None}
+        return {role: variables for role, variables in environments.items() if variables is not None}
 
     @property
     def plan_generation(self) -> int:

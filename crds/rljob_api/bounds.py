@@ -1,4 +1,4 @@
-"""Values of others, brought into a form that the API server stores: within the bounds of the API, as valid UTF-8."""
+"""Values from other programs, converted to values that the API server accepts: within its bounds, in valid UTF-8."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rljob_api.schemas import Schema, inlined_schema
 
 
 def within_bounds(value: Any, model: type[BaseModel]) -> Any:
-    """`value`, the JSON of a `model`, within the bounds of its schema: numbers are clipped, texts and lists are cut,
-    unknown fields and names that are too long are dropped. A value of a wrong type stays."""
-    return _fitted(value, _schema_of(model))
+    """`value`, the JSON of a `model`, within the bounds of its schema: numbers are clipped, texts and lists are
+    truncated, unknown fields and names that are too long are dropped. A value of a wrong type is returned as it is."""
+    return _clipped_to(value, _schema_of(model))
 
 
 @cache
@@ -22,7 +22,7 @@ def _schema_of(model: type[BaseModel]) -> Schema:
     return inlined_schema(model)
 
 
-def _fitted(value: Any, schema: Schema) -> Any:
+def _clipped_to(value: Any, schema: Schema) -> Any:
     match value:
         case bool():
             return value
@@ -31,18 +31,18 @@ def _fitted(value: Any, schema: Schema) -> Any:
         case str():
             return value[: schema.get("maxLength")]
         case list():
-            return [_fitted(item, schema.get("items", {})) for item in value[: schema.get("maxItems")]]
+            return [_clipped_to(item, schema.get("items", {})) for item in value[: schema.get("maxItems")]]
         case dict() if "properties" in schema:
             fields = schema["properties"]
-            return {name: _fitted(below, fields[name]) for name, below in value.items() if name in fields}
+            return {name: _clipped_to(item, fields[name]) for name, item in value.items() if name in fields}
         case dict() if isinstance(schema.get("additionalProperties"), dict):
-            named = {name: below for name, below in value.items() if len(name) <= MAX_NUMBER_NAME_LENGTH}
-            kept = list(named.items())[: schema.get("maxProperties")]
-            return {name: _fitted(below, schema["additionalProperties"]) for name, below in kept}
+            short = [(name, item) for name, item in value.items() if len(name) <= MAX_NUMBER_NAME_LENGTH]
+            kept = short[: schema.get("maxProperties")]
+            return {name: _clipped_to(item, schema["additionalProperties"]) for name, item in kept}
     return value
 
 
-# Text that can be stored: UTF-8 has no form for half of a surrogate pair, which Python strings may hold.
+# Text that can be stored: a Python string may contain half of a surrogate pair, which UTF-8 cannot encode.
 
 
 @overload
@@ -58,7 +58,7 @@ def storable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {storable(key): storable(below) for key, below in value.items()}
+        return {storable(key): storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(storable, value))
     return value

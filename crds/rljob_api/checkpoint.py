@@ -50,21 +50,21 @@ class CheckpointSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="!has(self.volume) || !has(self.size) && !has(self.storageClassName)",
+            cel="!has(self.size) && !has(self.storageClassName) || !has(self.volume)",
             holds=lambda spec: spec.volume is None or (spec.size is None and spec.storage_class_name is None),
             field="volume",
             message="cannot be combined with size or storageClassName, which describe the claim that the operator "
             "creates: remove them, or remove volume",
         ),
         Rule(
-            cel="!has(self.volume) || size(self.volume) == 1",
+            cel="size(self.volume) == 1",
             holds=lambda spec: spec.volume is None or len(spec.volume) == 1,
             field="volume",
             message="expected one volume source, such as persistentVolumeClaim: {claimName: …}: remove the others, or "
             "remove volume",
         ),
         Rule(
-            cel="!has(self.volume) || !self.retain",
+            cel="!self.retain || !has(self.volume)",
             holds=lambda spec: spec.volume is None or not spec.retain,
             field="retain",
             message="is for the claim that the operator creates; a volume of your own always stays: remove retain",

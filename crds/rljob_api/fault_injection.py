@@ -78,7 +78,7 @@ class FaultInjection(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.enabled || !has(self.faults) || size(self.faults) == 0",
+            cel="!has(self.faults) || size(self.faults) == 0 || self.enabled",
             holds=lambda injection: injection.enabled or not injection.faults,
             field="faults",
             message="faults make the job fail on purpose: also write enabled: true, or remove them",

@@ -208,14 +208,14 @@ class RLJob(ApiModel):
     """Status of the job. Only the operator writes it."""
 
 
-# A job whose policy has grown: `policyGpus` of the memory plan takes the place of `policy.replicas`.
+# A job whose policy has grown: `policyGpus` of the memory plan replaces `policy.replicas`.
 #
-# Only the number of pods grows. Each keeps its GPUs, its template and its resources, so that a node that could run one
-# before still can.
+# Only the number of pods grows. Each pod keeps its GPUs, its template and its resources, so it still fits on the nodes
+# of the job.
 
 
 def grown_spec(spec: RLJobSpec, plan: MemoryPlan | None) -> RLJobSpec:
-    """The spec with the policy's size in `plan`; `spec` itself if `plan` has no other size, or is None."""
+    """The spec with the size of the policy in `plan`; `spec` itself if `plan` is None or does not change the size."""
     if plan is None or plan.policy_gpus is None:
         return spec
     policy = worker_pods(spec)[0]

@@ -80,7 +80,7 @@ class Metadata(ApiModel):
 
 
 def job_name_rules() -> list[dict[str, str]]:
-    """CEL rules for the name of a job. The API server's own schema of metadata allows longer names."""
+    """CEL rules for the name of a job. The API server's schema of metadata allows longer names."""
     return [
         {
             "rule": f"size(self.metadata.name) <= {MAX_JOB_NAME_LENGTH}",

@@ -24,13 +24,13 @@ ModelUri = Annotated[
 ]
 
 
-_IN_A_CLAIM = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$"
-_UPWARDS = "/[.][.](/|$)"
+_CLAIM_URI = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$"
+_PARENT_DIRECTORY = "/[.][.](/|$)"
 _WHITE_SPACE = "[ \\t\\r\\n\\v\\f]"
 
 
-def _names_a_claim(uri: str) -> bool:
-    return bool(re.search(_IN_A_CLAIM, uri)) and not re.search(_UPWARDS, uri)
+def _is_claim_uri(uri: str) -> bool:
+    return bool(re.search(_CLAIM_URI, uri)) and not re.search(_PARENT_DIRECTORY, uri)
 
 
 class ModelSpec(ApiModel):
@@ -59,8 +59,8 @@ class ModelSpec(ApiModel):
         ),
         Rule(
             cel="!self.uri.startsWith('pvc://') || "
-            f"self.uri.matches('{_IN_A_CLAIM}') && !self.uri.matches('{_UPWARDS}')",
-            holds=lambda model: not model.uri.startswith("pvc://") or _names_a_claim(model.uri),
+            f"self.uri.matches('{_CLAIM_URI}') && !self.uri.matches('{_PARENT_DIRECTORY}')",
+            holds=lambda model: not model.uri.startswith("pvc://") or _is_claim_uri(model.uri),
             field="uri",
             message="must be pvc://claim/path, with the name of a claim and a path without ..: write "
             "pvc://models/qwen3, for example",
@@ -71,7 +71,7 @@ class ModelSpec(ApiModel):
 SPECIAL_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*=?:.,"
 VOCABULARY_SIZE = len(SPECIAL_TOKENS) + len(CHARACTERS)
-"""Of the tokenizer; the model's vocabulary may be larger."""
+"""Size of the tokenizer's vocabulary; the model's may be larger."""
 
 
 class RandomModel(BaseModel):

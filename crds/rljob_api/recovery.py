@@ -57,15 +57,15 @@ _SIZES = tuple(1 << exponent for exponent in range(1, LARGEST_POLICY.bit_length(
 def larger_policies(spec: Any) -> tuple[int, ...]:
     """Numbers of ranks to which the policy of an `RLJobSpec` may grow, ascending; empty without `recovery.maxGpus`.
 
-    They are powers of two above the present number that fill whole pods and divide the prompts of a step, so that all
-    ranks and all colocated engines have the same share.
+    They are powers of two above the current number that fill whole pods and divide the prompts of a step, so that all
+    ranks and all colocated engines have equal shares.
     """
-    most = spec.recovery.max_gpus or 0
+    limit = spec.recovery.max_gpus or 0
     policy, prompts = worker_pods(spec)[0], spec.algorithm.prompts_per_step
     return tuple(
         ranks
         for ranks in _SIZES
-        if policy.processes < ranks <= most and ranks % policy.processes_per_pod == 0 and prompts % ranks == 0
+        if policy.processes < ranks <= limit and ranks % policy.processes_per_pod == 0 and prompts % ranks == 0
     )
 
 
@@ -73,7 +73,7 @@ _RANKS_PER_POD_CEL = "(self.policy.gpusPerReplica == 0 ? 1 : self.policy.gpusPer
 
 GROWTH_RULES = (
     Rule(
-        cel="!has(self.recovery.maxGpus) || !has(self.trainer)",
+        cel="!has(self.trainer) || !has(self.recovery.maxGpus)",
         holds=lambda spec: spec.recovery.max_gpus is None or spec.trainer is None,
         field="recovery.maxGpus",
         message="requires RLJob's own trainer, which divides a checkpoint among more GPUs: remove it, or trainer",

@@ -85,11 +85,12 @@ ENGINE_ARGS_SET_ELSEWHERE = {
 """vLLM arguments that engineArgs must not set, with the field to write instead, or the reason."""
 
 
-def _only_free_engine_args(args: FreeForm) -> FreeForm:
-    named = {name.lstrip("-").replace("-", "_") for name in args}
-    taken = [f"{name} ({reason})" for name, reason in ENGINE_ARGS_SET_ELSEWHERE.items() if name in named]
-    if taken:
-        raise PydanticCustomError("conflict", "{message}", {"message": f"must not set {', '.join(taken)}: remove it"})
+def _check_engine_args(args: FreeForm) -> FreeForm:
+    names = {name.lstrip("-").replace("-", "_") for name in args}
+    conflicts = [f"{name} ({reason})" for name, reason in ENGINE_ARGS_SET_ELSEWHERE.items() if name in names]
+    if conflicts:
+        message = f"must not set {', '.join(conflicts)}: remove it"
+        raise PydanticCustomError("conflict", "{message}", {"message": message})
     return args
 
 
@@ -145,7 +146,7 @@ class RolloutSpec(ApiModel):
     """Data type of the KV cache. Auto: that of the weights. Fp8: 8 bits with a scale of 1, so that twice as many tokens
     fit. It requires a GPU of compute capability 8.9 or newer, and importance sampling."""
 
-    engine_args: Annotated[FreeForm, AfterValidator(_only_free_engine_args)] = Field(default_factory=dict)
+    engine_args: Annotated[FreeForm, AfterValidator(_check_engine_args)] = Field(default_factory=dict)
     """Further arguments of the vLLM engine, by their Python names, such as enforce_eager: true."""
 
     template: PodTemplate | None = None

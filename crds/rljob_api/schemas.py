@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-# JSON schemas of the API types as trees: without references, and without `null` as an alternative.
-
 Schema = dict[str, Any]
 
 _RULES = "x-kubernetes-validations"
+
+
+# JSON schemas of the API types as trees: without references, and without `null` as an alternative.
 
 
 def inlined_schema(model: type[BaseModel]) -> Schema:
@@ -26,25 +27,25 @@ def _inlined(schema: Any, definitions: dict[str, Schema]) -> Any:
         return [_inlined(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    own = {key: _inlined(value, definitions) for key, value in schema.items() if key not in ("$ref", "title")}
-    if isinstance(own.get("description"), str):
-        own["description"] = " ".join(own["description"].split())
+    result = {key: _inlined(value, definitions) for key, value in schema.items() if key not in ("$ref", "title")}
+    if isinstance(result.get("description"), str):
+        result["description"] = " ".join(result["description"].split())
     if "$ref" in schema:
         name = schema["$ref"].removeprefix("#/$defs/")
-        own = _under(_inlined(definitions[name], definitions), own)
-    return _without_null(own)
+        result = _overridden(_inlined(definitions[name], definitions), result)
+    return _without_null(result)
 
 
 def _without_null(schema: Schema) -> Schema:
     """`schema` without its `null` alternative: to the API server, `null` and an absent field are the same."""
     if {"type": "null"} not in schema.get("anyOf", []):
         return schema
-    given = [alternative for alternative in schema["anyOf"] if alternative != {"type": "null"}]
-    around = {key: value for key, value in schema.items() if key != "anyOf" and (key, value) != ("default", None)}
-    return _under(given[0], around) if len(given) == 1 else {**around, "anyOf": given}
+    types = [alternative for alternative in schema["anyOf"] if alternative != {"type": "null"}]
+    others = {key: value for key, value in schema.items() if key != "anyOf" and (key, value) != ("default", None)}
+    return _overridden(types[0], others) if len(types) == 1 else {**others, "anyOf": types}
 
 
-def _under(type_schema: Schema, field_schema: Schema) -> Schema:
+def _overridden(type_schema: Schema, field_schema: Schema) -> Schema:
     """Schema of a type, overridden by the schema of a field of that type; the rules of both apply."""
     merged = type_schema | field_schema
     if "properties" in merged and "default" in merged:
@@ -68,8 +69,8 @@ def structural_schema(model: type[BaseModel]) -> Schema:
     """`openAPIV3Schema` of a root type, with apiVersion, kind and metadata as the API server requires them."""
     schema = _structural(inlined_schema(model))
     for field in ("apiVersion", "kind"):
-        described = schema["properties"][field]["description"]
-        schema["properties"][field] = {"type": "string", "description": described}
+        description = schema["properties"][field]["description"]
+        schema["properties"][field] = {"type": "string", "description": description}
     schema["properties"]["metadata"] = {"type": "object"}
     return schema
 
@@ -81,7 +82,7 @@ def _structural(schema: Schema) -> Schema:
     for key, value in schema.items():
         match key:
             case "properties":
-                result[key] = {name: _structural(below) for name, below in value.items()}
+                result[key] = {name: _structural(field) for name, field in value.items()}
             case "items":
                 result[key] = _structural(value)
             case "additionalProperties":
@@ -104,8 +105,8 @@ def _additional_properties(value: Any) -> Schema:
 
 
 def _int_or_string(schema: Schema) -> Schema:
-    """Schema of an integer or a string. Kubernetes allows only types in `anyOf`; the bounds stand beside it, and each
-    applies to its own type only."""
+    """Schema of an integer or a string. Kubernetes allows only types in `anyOf`, so the bounds stand next to it; each
+    applies only to values of its type."""
     bounds = {key: value for alternative in schema["anyOf"] for key, value in alternative.items() if key != "type"}
-    around = {key: value for key, value in schema.items() if key != "anyOf"}
-    return dict(sorted({**around, **bounds, "anyOf": [{"type": "integer"}, {"type": "string"}]}.items()))
+    others = {key: value for key, value in schema.items() if key != "anyOf"}
+    return dict(sorted({**others, **bounds, "anyOf": [{"type": "integer"}, {"type": "string"}]}.items()))

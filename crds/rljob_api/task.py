@@ -17,7 +17,7 @@ class DigitsArgs(ApiModel):
 
 
 class ReasoningGymArgs(ApiModel):
-    """Arguments of reasoning-gym: a data set, and its settings (`max_terms`, `min_digits`, …), which are passed on."""
+    """Arguments of reasoning-gym: the name of a data set, and its own settings (`max_terms`, `min_digits`, …)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,14 +69,14 @@ TaskName = Annotated[
 ]
 
 
-def _names_no_file(reference: str | None) -> bool:
+def _names_a_module(reference: str | None) -> bool:
     return reference is None or ".py:" not in reference
 
 
 _NO_FILE = "must name a module, not a file: write the module without .py, such as rewards:exact_match"
 
 
-def _one_group(pattern: str) -> str:
+def _with_one_group(pattern: str) -> str:
     if control := re.search(r"[\x00-\x08\x0b-\x1f]", pattern):
         raise _expected(
             f"a pattern in single quotes (in double quotes, YAML reads an escape sequence as the character "
@@ -91,14 +91,14 @@ def _one_group(pattern: str) -> str:
     return pattern
 
 
-def _expected(what: str) -> PydanticCustomError:
-    return PydanticCustomError("text", "{expected}", {"expected": what})
+def _expected(description: str) -> PydanticCustomError:
+    return PydanticCustomError("text", "{expected}", {"expected": description})
 
 
 class AnswerSpec(ApiModel):
     """Extraction of the answer from a response."""
 
-    pattern: Annotated[str, AfterValidator(_one_group)] = Field(min_length=1, max_length=1024)
+    pattern: Annotated[str, AfterValidator(_with_one_group)] = Field(min_length=1, max_length=1024)
     """Python regular expression with one group, which captures the answer. `.` also matches line ends. Without a match,
     the answer is empty."""
 
@@ -156,18 +156,18 @@ class TaskSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!self.name.contains('.py:')",
-            holds=lambda task: _names_no_file(task.name),
+            holds=lambda task: _names_a_module(task.name),
             field="name",
             message=_NO_FILE,
         ),
         Rule(
-            cel="!has(self.reward) || !self.reward.contains('.py:')",
-            holds=lambda task: _names_no_file(task.reward),
+            cel="!self.reward.contains('.py:')",
+            holds=lambda task: _names_a_module(task.reward),
             field="reward",
             message=_NO_FILE,
         ),
         Rule(
-            cel="self.name in ['digits', 'reasoning-gym'] || has(self.reward)",
+            cel="has(self.reward) || self.name in ['digits', 'reasoning-gym']",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
             field="reward",
             message="required for this task: write the Python function that scores a response, as module:function",
@@ -180,20 +180,20 @@ class TaskSpec(ApiModel):
         ),
     )
 
-    def problems_within(self) -> list[InitErrorDetails]:
+    def further_problems(self) -> list[InitErrorDetails]:
         try:
             self.typed_args()
         except ValidationError as error:
-            return [_of_args(detail) for detail in error.errors(include_url=False)]
+            return [_error_in_args(detail) for detail in error.errors(include_url=False)]
         return []
 
     def typed_args(self) -> TaskArgs | None:
         """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
-        known = ARGS_OF_TASK.get(self.name)
-        return known.model_validate(self.args, by_alias=True, by_name=False) if known else None
+        args = ARGS_OF_TASK.get(self.name)
+        return args.model_validate(self.args, by_alias=True, by_name=False) if args else None
 
 
-def _of_args(detail: ErrorDetails) -> InitErrorDetails:
+def _error_in_args(detail: ErrorDetails) -> InitErrorDetails:
     return InitErrorDetails(
         type=detail["type"], loc=("args", *detail["loc"]), input=detail["input"], ctx=detail.get("ctx", {})
     )

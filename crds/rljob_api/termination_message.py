@@ -46,10 +46,10 @@ class TerminationMessage(ApiModel):
         while len(encoded := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > (
             MAX_TERMINATION_MESSAGE_BYTES
         ):
-            message = message._smaller(len(encoded) - MAX_TERMINATION_MESSAGE_BYTES)
+            message = message._truncated(len(encoded) - MAX_TERMINATION_MESSAGE_BYTES)
         return encoded
 
-    def _smaller(self, excess_bytes: int) -> TerminationMessage:
+    def _truncated(self, excess_bytes: int) -> TerminationMessage:
         if self.evidence is None:
             return self.model_copy(update={"message": self.message[: len(self.message) // 2]})
         text = self.evidence.message
@@ -59,8 +59,8 @@ class TerminationMessage(ApiModel):
 
 
 def read_termination_message(text: str) -> TerminationMessage | None:
-    """The message in a container's termination log; None if `text` is no message. Evidence beyond the bounds of the API
-    is brought within them."""
+    """The message in a container's termination log; None if `text` is not a message. Evidence beyond the bounds of the
+    API is clipped to them."""
     try:
         found = json.loads(text, parse_int=_int64)
         try:
@@ -75,7 +75,7 @@ def read_termination_message(text: str) -> TerminationMessage | None:
 
 
 def _int64(digits: str) -> int:
-    """An integer that the API server accepts: numbers that a user's program writes here are copied to a status."""
+    """An integer that the API server accepts in a status, to which the numbers of a user's program are copied."""
     if len(digits) > _INT64_CHARACTERS or not -(2**63) <= (number := int(digits)) < 2**63:
         raise ValueError("expected an integer of at most 64 bits")
     return number

@@ -1,4 +1,4 @@
-"""Topologies, the pods that each of them has, and rules about the settings that each of them allows."""
+"""Topologies: the pods of each, and the settings that each allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerPods:
 
     @property
     def processes_per_pod(self) -> int:
-        """Policy ranks or processes of engines. Colocated, both are as many, in the same pods."""
+        """Policy ranks, or processes of engines. With topology Colocated, the same pods run as many of each."""
         return self.gpus or self.processes_without_gpus
 
     @property
@@ -35,7 +35,7 @@ class WorkerPods:
 
 
 def worker_pods(spec: Any) -> tuple[WorkerPods, ...]:
-    """The worker pods of an `RLJobSpec` that RLJob's own trainer runs, those of the policy first."""
+    """The worker pods of an `RLJobSpec` for RLJob's own trainer, those of the policy first."""
     policy = WorkerPods("policy", spec.policy.replicas, spec.policy.gpus_per_replica)
     if spec.topology == "Colocated":
         return (policy,)
@@ -50,10 +50,10 @@ def _rollout_gpus(spec: Any) -> int:
     return 1 if spec.rollout.gpus_per_replica is None else int(spec.rollout.gpus_per_replica)
 
 
-def _holds_whole_engines(spec: Any) -> bool:
-    """True if the pods of the engines can be divided into engines of `tensorParallelSize` processes.
+def _engines_fill_their_pods(spec: Any) -> bool:
+    """True if each pod of the engines has a whole number of engines of `tensorParallelSize` processes.
 
-    Without GPUs, a pod of RLJob's own rollout is one engine. A colocated pod has one process of each role.
+    Without GPUs, a rollout pod of RLJob's own trainer is one engine, and a colocated pod has one process of each role.
     """
     size, gpus = spec.rollout.tensor_parallel_size, _rollout_gpus(spec)
     if size == 1:
@@ -75,19 +75,19 @@ _ONLY_DISAGGREGATED = (
 
 TOPOLOGY_RULES = (
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.replicas)",
+        cel="!has(self.rollout.replicas) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.replicas is None,
         field="rollout.replicas",
         message=_ONLY_DISAGGREGATED,
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.gpusPerReplica)",
+        cel="!has(self.rollout.gpusPerReplica) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.gpus_per_replica is None,
         field="rollout.gpusPerReplica",
         message=_ONLY_DISAGGREGATED,
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || !has(self.rollout.template)",
+        cel="!has(self.rollout.template) || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.rollout.template is None,
         field="rollout.template",
         message="requires topology: Disaggregated; with Colocated, policy and rollout share pods: "
@@ -100,14 +100,15 @@ TOPOLOGY_RULES = (
         message="requires topology: Colocated; with Disaggregated, the engine has its own GPU: write Auto",
     ),
     Rule(
-        cel=f"(self.policy.gpusPerReplica == 0) == ({_ROLLOUT_GPUS_CEL} == 0)",
+        cel="self.topology == 'Colocated' || (self.policy.gpusPerReplica == 0) == "
+        "(has(self.rollout.gpusPerReplica) && self.rollout.gpusPerReplica == 0)",
         holds=lambda spec: (spec.policy.gpus_per_replica == 0) == (_rollout_gpus(spec) == 0),
         field="rollout.gpusPerReplica",
         message="policy and rollout must both have GPUs or both have none: "
         "write 0 for gpusPerReplica of both, or at least 1",
     ),
     Rule(
-        cel="self.topology == 'Disaggregated' || self.algorithm.maxStaleness == 0",
+        cel="self.algorithm.maxStaleness == 0 || self.topology == 'Disaggregated'",
         holds=lambda spec: spec.topology == "Disaggregated" or spec.algorithm.max_staleness == 0,
         field="algorithm.maxStaleness",
         message="requires topology: Disaggregated; with Colocated, policy and engine take turns on a GPU: write 0",
@@ -116,7 +117,7 @@ TOPOLOGY_RULES = (
         cel=f"self.rollout.tensorParallelSize == 1 || ({_ROLLOUT_GPUS_CEL} > 0"
         f" ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
         " : !has(self.trainer) && self.topology == 'Disaggregated')",
-        holds=_holds_whole_engines,
+        holds=_engines_fill_their_pods,
         field="rollout.tensorParallelSize",
         message="must divide the GPUs of the engine's pod, since an engine does not span pods: write a divisor of "
         "policy.gpusPerReplica (Colocated) or rollout.gpusPerReplica (Disaggregated); if that is 0, write 1, or use "

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.model import compile_layers, read_policy_model
+from rljob_trainer.policy.model import compile_layers
 
 pytestmark = pytest.mark.gpu
 SMALL_TO_LARGE_TOKENS = (90, 1_000, 4_100, 9_000, 16_380)  # none is a dimension of the layer

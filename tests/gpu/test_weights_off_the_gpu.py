@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy.frozen_weights import read_frozen_weights
-from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
+from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
 from rljob_trainer.policy.model import build_policy_model, sent_name
-from rljob_trainer.policy.weight_loading import load_weights
-from rljob_trainer.weight_sync.ipc import fresh_buffer
+from rljob_trainer.policy.policy_offload import PolicyOffload
+from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
+from rljob_trainer.weight_sync.colocated import fresh_buffer
 
 pytestmark = pytest.mark.gpu
 MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=4&heads=16&kvHeads=8&headDim=128&vocabulary=8192&tied=true"

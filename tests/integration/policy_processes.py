@@ -6,6 +6,7 @@ not import them four times.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
 from rljob_testing.memory_plans import memory_plan
+from rljob_testing.policy_models import master_of
+from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, FileDigest, describe
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.rollout_batch import RolloutBatch
+from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
 
 VOCABULARY = 64
 ALL_TERMS: dict[str, Any] = {
@@ -105,6 +111,34 @@ def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> 
             worker.join(timeout=20)
 
 
+def weights_digest(policy: PolicyRank) -> str:
+    """SHA-256 of the names and the float32 masters of all trained parameters; the same on every rank."""
+    digest = hashlib.sha256()
+    for name, parameter in policy._optimizer.parameters.items():
+        digest.update(name.encode())
+        master = full(parameter) if isinstance(parameter, DTensor) else master_of(policy._optimizer, name)
+        # A copy: memory that numpy has seen could not be freed in place (`policy_offload`).
+        digest.update(master.to("cpu", copy=True).contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def token_logprobs(policy: PolicyRank, batch: RolloutBatch) -> list[FloatArray]:
+    """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
+    completions, update = completions_with_tokens(batch), policy._update
+    micro_batches = update.micro_batches(batch, completions, completions)
+    mine = {
+        completion: part.numpy()
+        for micro_batch, logprobs in zip(micro_batches, update.logprobs(micro_batches), strict=True)
+        for completion, part in zip(
+            micro_batch.completions, logprobs.cpu().split(micro_batch.response_lengths), strict=True
+        )
+    }
+    shares: list[dict[int, FloatArray]] = [{} for _ in range(policy.world_size)]
+    dist.all_gather_object(shares, mine)
+    found = {completion: values for share in shares for completion, values in share.items()}
+    return [found.get(completion, np.zeros(0, np.float32)) for completion in range(len(batch))]
+
+
 def _serve(pipe: Connection, rank: int, ranks: int, config: PolicyConfig) -> None:
     torch.set_num_threads(1)
     policy = PolicyRank(rank, ranks, config)
@@ -137,7 +171,7 @@ def complete_checkpoint(policy: PolicyProcesses, directory: Path) -> dict[str, F
     """Wait until the ranks have written a checkpoint, and write its manifest, as the controller does. Returns the
     checksums of the ranks' files."""
     digests = {name: digest for of_rank in policy.call("finish_checkpoint") for name, digest in of_rank.items()}
-    (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}, digests).to_json())
+    (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, digests).to_json())
     return digests
 
 

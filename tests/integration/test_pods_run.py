@@ -29,7 +29,7 @@ from rljob_testing.repository import ROOT
 from rljob_testing.runs import rljob_run, write_manifest
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.step_report import api_server
-from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
+from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
 from tests.integration.compared_runs import MORE_STEPS_THAN_NEEDED
 from tests.integration.pod_processes import Attempt, PodProcess, Pods
 
@@ -198,7 +198,7 @@ def test_the_client_applies_and_reads_a_report(
 ) -> None:
     monkeypatch.setattr(api_server, "_TIMEOUT", 120.0)  # five seconds are short on a busy machine
     host, port = (cluster.variables()[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
-    client = StepReportClient(ApiServer(host, port, cluster.service_account), "default", "digits")
+    client = StepReportClient(host, port, cluster.service_account, "default", "digits")
     client.apply(StepReportStatus(attempt=1, step=3, reward=0.5))
     client.apply(StepReportStatus(attempt=1, step=4))
     read = client.read()
@@ -206,11 +206,11 @@ def test_the_client_applies_and_reads_a_report(
     assert (read.step, read.reward) == (4, None), "an apply takes back what it leaves out"
 
     with pytest.raises(NoAnswer, match=r'403: stepreports.* "other" is forbidden'):
-        StepReportClient(ApiServer(host, port, cluster.service_account), "default", "other").apply(StepReportStatus())
+        StepReportClient(host, port, cluster.service_account, "default", "other").apply(StepReportStatus())
 
     (tmp_path / "ca.crt").write_bytes((cluster.service_account / "ca.crt").read_bytes())
     (tmp_path / "token").write_text("expired")
-    client = StepReportClient(ApiServer(host, port, tmp_path), "default", "digits")
+    client = StepReportClient(host, port, tmp_path, "default", "digits")
     with pytest.raises(NoAnswer, match="401"):
         client.read()
     (tmp_path / "token").write_text((cluster.service_account / "token").read_text())

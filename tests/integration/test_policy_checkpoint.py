@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from rljob_client.errors import BadInput
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, describe, digest_of
-from rljob_trainer.policy import checkpoint, checkpoint_files, checkpoint_layout
+from rljob_trainer.policy import checkpoint_files, checkpoint_layout
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
@@ -33,6 +33,8 @@ from tests.integration.policy_processes import (
     scored_batch,
     sweep,
     tiny_model,
+    token_logprobs,
+    weights_digest,
 )
 
 
@@ -40,7 +42,7 @@ def weights_after(policy: PolicyProcesses, *steps: int) -> str:
     """The digest of the weights, on which all ranks must agree."""
     for step in steps:
         policy.call("update", scored_batch(step))
-    [digest] = set(policy.call("weights_digest"))
+    [digest] = set(policy.run(weights_digest))
     return str(digest)
 
 
@@ -141,7 +143,7 @@ def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
     with policy_processes(2, config) as policy:
         expected = weights_after(policy, 1)
         policy.run(save_as_before, directory)
-        (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}, {}).to_json())
+        (directory / MANIFEST_NAME).write_bytes(describe(directory, 1, {}).to_json())
         assert {each.name for each in directory.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
         continued = weights_after(policy, 2)
     for ranks in (2, 1):
@@ -154,7 +156,7 @@ def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
 
 def save_as_before(policy: PolicyRank, directory: Path) -> None:
     optimizer = policy._optimizer
-    state = checkpoint._as_saved(optimizer, checkpoint._in_place(optimizer))
+    state = checkpoint_layout.as_saved(optimizer, checkpoint_layout.local_state(optimizer))
     save(state, storage_writer=FileSystemWriter(directory))
 
 
@@ -197,7 +199,7 @@ def added_memory(work: Callable[[], None]) -> int:
         text = Path("/proc/self/status").read_text()
         return int(text.split(f"{field}:")[1].split()[0]) << 10
 
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     work()
     return status("VmHWM") - before
@@ -232,7 +234,7 @@ def test_moments_in_8_bits_are_quantized_again_for_another_number_of_ranks(tmp_p
 def _moments_of_shards(policy: PolicyRank) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Both moments of this rank's shards in float32, one-dimensional, by parameter."""
     optimizer = policy._optimizer
-    first, second = optimizer.moments.read(optimizer.state.arrays())
+    first, second = optimizer.moments.read(optimizer.state.arrays()).values()
     found = {}
     for start, (name, parameter) in zip(optimizer._starts, optimizer.parameters.items(), strict=False):
         of_parameter = slice(start, start + local(parameter).numel())
@@ -375,7 +377,7 @@ def test_the_exported_model_is_the_policy_to_transformers(tmp_path: Path, kind: 
     with policy_processes(2, config) as policy:
         policy.call("update", batch)
         policy.call("export_pretrained", tmp_path / "exported")
-        expected = policy.call("token_logprobs", batch)[0]
+        expected = policy.run(token_logprobs, batch)[0]
         trained = policy.run(parameters)[0]
         assert policy.run(_sent_kinds) == [{name: torch.float32 for name in trained}] * 2
 

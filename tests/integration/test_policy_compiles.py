@@ -17,8 +17,9 @@ from torch._logging._internal import set_logs
 from torch.distributed.tensor import DTensor
 
 from rljob_testing.memory_plans import memory_plan
+from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.algorithm.micro_batch import rehearsal
-from rljob_trainer.policy import rank as policy_rank
+from rljob_trainer.policy import loading
 from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import (
@@ -26,7 +27,6 @@ from rljob_trainer.policy.model import (
     checkpoint_activations,
     compilations,
     compile_layers,
-    read_policy_model,
     shard,
 )
 from rljob_trainer.policy.rank import PolicyRank
@@ -39,6 +39,7 @@ from tests.integration.policy_processes import (
     policy_processes,
     scored_batch,
     tiny_model,
+    weights_digest,
 )
 
 
@@ -139,10 +140,10 @@ def test_compiling_ahead_changes_nothing(ranks: int, changes: dict[str, Any], tm
         with policy_processes(
             ranks, policy_config(model_dir, tmp_path / name, compile_ahead=ahead, **changes)
         ) as policy:
-            before = policy.call("weights_digest")
+            before = policy.run(weights_digest)
             assert policy.run(gradients_held) == [0] * ranks
             results = [policy.call("update", scored_batch(step)) for step in (1, 2)]
-            return [before, policy.call("weights_digest"), [[each.metrics for each in step] for step in results]]
+            return [before, policy.run(weights_digest), [[each.metrics for each in step] for step in results]]
 
     assert learnt("ahead", ahead=True) == learnt("plain", ahead=False)
 
@@ -154,11 +155,11 @@ def test_a_checkpoint_loads_after_compiling_ahead(tmp_path: Path) -> None:
         policy.call("start_checkpoint", tmp_path / "saved")
         complete_checkpoint(policy, tmp_path / "saved")
         policy.call("update", scored_batch(2))
-        expected = policy.call("weights_digest")
+        expected = policy.run(weights_digest)
     with policy_processes(3, replace(config, compile_ahead=True)) as policy:
         assert policy.call("load_checkpoint", tmp_path / "saved") == [None] * 3
         assert policy.run(unsharded_layers, 2) == [0] * 3, "layers that compiling ahead leaves out are sharded"
-        assert policy.call("weights_digest") == expected
+        assert policy.run(weights_digest) == expected
 
 
 def test_several_ranks_compile_nothing_in_an_update_after_compiling_ahead(tmp_path: Path) -> None:
@@ -210,8 +211,8 @@ def trace_layers(_policy: PolicyRank) -> None:
         compile_layers(model.decoder_layers, backend="eager")
         shard(model, *arguments)
 
-    policy_rank.shard = compile_and_shard  # type: ignore[assignment, attr-defined]
-    policy_rank.can_pack = lambda *_arguments: False  # type: ignore[attr-defined]
+    loading.shard = compile_and_shard  # type: ignore[assignment, attr-defined]
+    loading.can_pack = lambda *_arguments: False  # type: ignore[attr-defined]
 
 
 def gradients_held(policy: PolicyRank) -> int:

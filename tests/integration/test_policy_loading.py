@@ -14,16 +14,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_client.errors import BadInput
 from rljob_memory.budget.host import READING_BYTES
+from rljob_testing.policy_models import read_policy_model
 from rljob_testing.supported_models import KINDS
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import weight_loading
-from rljob_trainer.policy.frozen_weights import read_frozen_weights
 from rljob_trainer.policy.gradients import local
-from rljob_trainer.policy.model import build_policy_model, read_policy_model, sent_name, to_compute_dtype
+from rljob_trainer.policy.model import build_policy_model, sent_name, to_compute_dtype
 from rljob_trainer.policy.optimizer_state import joined
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.policy.weight_loading import load_weights
+from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
 from tests.integration.policy_processes import policy_config, policy_processes
 
 UNEVEN: dict[str, Any] = {

@@ -23,6 +23,8 @@ from tests.integration.policy_processes import (
     policy_processes,
     scored_batch,
     tiny_model,
+    token_logprobs,
+    weights_digest,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -36,15 +38,15 @@ def lora_config(tmp_path: Path, **changes: Any) -> PolicyConfig:
 
 
 def adapters(policy: PolicyRank) -> dict[str, np.ndarray]:
-    from rljob_trainer.policy.lora import _full
+    from rljob_trainer.policy.gradients import full
 
     trained = ((name, each) for name, each in policy._model.named_parameters() if each.requires_grad)
-    return {name: _full(each).numpy().copy() for name, each in trained}
+    return {name: full(each).numpy().copy() for name, each in trained}
 
 
 def optimizer_elements(policy: PolicyRank) -> int:
     whole = policy._optimizer.state.arrays()
-    return whole.exp_avg.numel() + whole.exp_avg_sq.numel()
+    return whole["exp_avg"].numel() + whole["exp_avg_sq"].numel()
 
 
 def test_adapters_start_without_effect_and_equal_on_every_rank(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_ranks_train_adapters_as_one_process_trains_them_with_peft(tmp_path: Pat
         with policy_processes(ranks, config) as policy:
             metrics = [policy.call("update", scored_batch(step))[0].metrics for step in (1, 2)]
             results[ranks] = (metrics, policy.run(adapters)[0], policy.run(parameters)[0])
-            logprobs = policy.call("token_logprobs", scored_batch(3))[0]
+            logprobs = policy.run(token_logprobs, scored_batch(3))[0]
             assert policy.run(optimizer_elements)[0] * ranks >= 2 * sum(
                 each.size for each in results[ranks][1].values()
             )
@@ -148,7 +150,7 @@ def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
     config = lora_config(tmp_path, lora=lora)
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
-        logprobs = policy.call("token_logprobs", scored_batch(2))[0]
+        logprobs = policy.run(token_logprobs, scored_batch(2))[0]
         policy.call("export_pretrained", tmp_path / "adapter")
     assert sorted(file.name for file in (tmp_path / "adapter").iterdir()) == [
         "adapter_config.json",
@@ -170,13 +172,13 @@ def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
     config = lora_config(tmp_path, lora=lora)
     with policy_processes(1, config) as policy:
         policy.call("update", scored_batch(1))
-        [first], [second] = (policy.call("token_logprobs", scored_batch(2)) for _ in range(2))
-        [digest] = policy.call("weights_digest")
+        [first], [second] = (policy.run(token_logprobs, scored_batch(2)) for _ in range(2))
+        [digest] = policy.run(weights_digest)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
     with policy_processes(1, lora_config(tmp_path)) as policy:
         policy.call("update", scored_batch(1))
-        assert policy.call("weights_digest") != [digest]
+        assert policy.run(weights_digest) != [digest]
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ from tests.integration.policy_processes import (
     scored_batch,
     sweep,
     tiny_model,
+    token_logprobs,
+    weights_digest,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -77,7 +79,7 @@ def outcome(policy: PolicyProcesses, *, offload: bool, steps: int = 3) -> tuple[
         weights = policy.run(sent)
         if offload:
             offloaded(policy)
-    return metrics, weights, policy.call("weights_digest")
+    return metrics, weights, policy.run(weights_digest)
 
 
 @pytest.mark.parametrize(
@@ -115,21 +117,21 @@ def test_a_checkpoint_is_written_from_host_memory(
     directory = tmp_path / "checkpoint"
     with policy_processes(ranks, config) as policy:
         policy.call("update", scored_batch(1))
-        [at_checkpoint] = set(policy.call("weights_digest"))
+        [at_checkpoint] = set(policy.run(weights_digest))
         offloaded(policy)
         policy.call("start_checkpoint", directory)
         assert not any(policy.run(bytes_on_device))
         policy.call("update", scored_batch(2))
         offloaded(policy)
         complete_checkpoint(policy, directory)
-        [after] = set(policy.call("weights_digest"))
+        [after] = set(policy.run(weights_digest))
     with policy_processes(ranks, config) as policy:
         offloaded(policy)
         policy.call("load_checkpoint", directory)
-        assert set(policy.call("weights_digest")) == {at_checkpoint}
+        assert set(policy.run(weights_digest)) == {at_checkpoint}
         offloaded(policy)
         policy.call("update", scored_batch(2))
-        assert set(policy.call("weights_digest")) == {after}
+        assert set(policy.run(weights_digest)) == {after}
 
 
 @pytest.mark.parametrize(("form", "ranks"), [("float32", 2), ("bfloat16", 1)])
@@ -138,20 +140,20 @@ def test_a_checkpoint_is_written_before_weights_return_or_leave(tmp_path: Path, 
     config = replace(config_of(tmp_path, form), checkpoint_copy=False)
     with policy_processes(ranks, config) as policy:
         policy.call("update", scored_batch(1))
-        expected = policy.call("weights_digest")
+        expected = policy.run(weights_digest)
         offloaded(policy)
         policy.call("start_checkpoint", tmp_path / "away")
         complete_checkpoint(policy, tmp_path / "away")
         assert not any(policy.run(bytes_on_device))
         policy.call("update", scored_batch(2))
-        after = policy.call("weights_digest")
+        after = policy.run(weights_digest)
         policy.call("start_checkpoint", tmp_path / "on-device")
         offloaded(policy)
         assert policy.run(written) == [True] * ranks
         complete_checkpoint(policy, tmp_path / "on-device")
         for name, digest in (("away", expected), ("on-device", after)):
             policy.call("load_checkpoint", tmp_path / name)
-            assert policy.call("weights_digest") == digest
+            assert policy.run(weights_digest) == digest
 
 
 def written(policy: PolicyRank) -> bool:
@@ -168,14 +170,14 @@ def test_every_method_that_reads_weights_brings_them_back(tmp_path: Path) -> Non
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
         batch = scored_batch(2)
-        logprobs, digest = policy.call("token_logprobs", batch)[0], policy.call("weights_digest")
+        logprobs, digest = policy.run(token_logprobs, batch)[0], policy.run(weights_digest)
         model, weights = exported(policy, tmp_path / "first"), policy.run(sent)
         offloaded(policy)
-        assert [each.tobytes() for each in policy.call("token_logprobs", batch)[0]] == [
+        assert [each.tobytes() for each in policy.run(token_logprobs, batch)[0]] == [
             each.tobytes() for each in logprobs
         ]
         offloaded(policy)
-        assert policy.call("weights_digest") == digest
+        assert policy.run(weights_digest) == digest
         offloaded(policy)
         assert exported(policy, tmp_path / "second") == model
         offloaded(policy)
@@ -187,7 +189,7 @@ def test_settings_change_while_the_weights_are_away(tmp_path: Path) -> None:
     with policy_processes(1, config) as policy:
         policy.call("update", scored_batch(1))
         policy.call("update", scored_batch(2))
-        expected = policy.call("weights_digest")
+        expected = policy.run(weights_digest)
     with policy_processes(1, config) as policy:
         policy.call("update", scored_batch(1))
         offloaded(policy)
@@ -196,7 +198,7 @@ def test_settings_change_while_the_weights_are_away(tmp_path: Path) -> None:
         assert policy.call("can_undo_update") == [False]
         assert policy.run(bytes_on_device) == [0]
         policy.call("update", scored_batch(2))
-        assert policy.call("weights_digest") == expected
+        assert policy.run(weights_digest) == expected
 
 
 def run_out_of_memory_on_the_way_back(policy: PolicyRank, step: int, failing_rank: int) -> list[bool]:
@@ -233,19 +235,19 @@ def test_an_update_without_room_for_the_weights_is_repeated(tmp_path: Path, rank
             policy.rejoin(undo_update=True)
         offloaded(policy)  # a rank that had room has them
         policy.call("update", scored_batch(3))
-        assert policy.call("weights_digest") == expected[2]
+        assert policy.run(weights_digest) == expected[2]
 
 
 def test_a_snapshot_is_restored_into_weights_that_were_away(tmp_path: Path) -> None:
     config = config_of(tmp_path, "bfloat16", snapshots=True)
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
-        before = policy.call("weights_digest")
+        before = policy.run(weights_digest)
         policy.call("update", scored_batch(2))
-        after = policy.call("weights_digest")
+        after = policy.run(weights_digest)
         offloaded(policy)
         policy.rejoin(undo_update=True)
-        assert policy.call("weights_digest") == before
+        assert policy.run(weights_digest) == before
         offloaded(policy)
         policy.call("update", scored_batch(2))
-        assert policy.call("weights_digest") == after
+        assert policy.run(weights_digest) == after

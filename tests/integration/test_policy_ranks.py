@@ -31,6 +31,7 @@ from tests.integration.policy_processes import (
     policy_processes,
     scored_batch,
     tiny_model,
+    weights_digest,
 )
 
 PLAIN: dict[str, Any] = {}
@@ -263,9 +264,9 @@ def test_a_step_of_empty_responses_changes_nothing(two_ranks: PolicyProcesses) -
         response_ids=[ids[:0] for ids in batch.response_ids],
         rollout_logprobs=[values[:0] for values in batch.rollout_logprobs],
     )
-    before = two_ranks.call("weights_digest")
+    before = two_ranks.run(weights_digest)
     metrics = two_ranks.call("update", nothing)[0].metrics
-    assert two_ranks.call("weights_digest") == before, "the optimizer has no momentum yet"
+    assert two_ranks.run(weights_digest) == before, "the optimizer has no momentum yet"
     assert metrics["tokens"] == metrics["loss"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
 
@@ -273,11 +274,11 @@ def test_a_step_of_empty_responses_changes_nothing(two_ranks: PolicyProcesses) -
 def test_a_gradient_that_is_not_finite_is_thrown_away_and_counted(two_ranks: PolicyProcesses) -> None:
     broken = scored_batch(1)
     broken.advantages[-1] = np.inf
-    before = two_ranks.call("weights_digest")
+    before = two_ranks.run(weights_digest)
     assert two_ranks.call("update", broken)[0].metrics["skipped_updates"] == 1
-    assert two_ranks.call("weights_digest") == before
+    assert two_ranks.run(weights_digest) == before
     assert two_ranks.call("update", scored_batch(2))[0].metrics["skipped_updates"] == 0
-    assert two_ranks.call("weights_digest") != before
+    assert two_ranks.run(weights_digest) != before
 
 
 def test_nan_on_one_rank_makes_every_metric_not_finite(two_ranks: PolicyProcesses) -> None:

@@ -1,4 +1,4 @@
-"""Several ranks of which one fails: all leave the collective, restore their state, join anew and repeat the work.
+"""One of several ranks fails: all leave the collective, restore their state, join again and repeat the work.
 
 The same processes then learn, bit for bit, what they learn without a failure.
 """
@@ -30,6 +30,7 @@ from tests.integration.policy_processes import (
     scored_batch,
     sweep,
     tiny_model,
+    weights_digest,
 )
 
 FAILING_RANK = 1
@@ -155,7 +156,7 @@ def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
 def state_of(policy: PolicyProcesses) -> str:
     """The digest of the weights, which all ranks agree on."""
     digest: str
-    [digest] = set(policy.call("weights_digest"))
+    [digest] = set(policy.run(weights_digest))
     return digest
 
 

@@ -18,7 +18,7 @@ import ray
 
 from rljob_memory.budget.host import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
-from rljob_trainer.pods.ray_node import RayPorts, begin, head_command, require_started
+from rljob_trainer.pods.ray_node import begin, head_command, require_started
 from rljob_trainer.roles.ray_driver import start_local_ray
 
 _HOLD = """
@@ -73,7 +73,6 @@ def test_ray_is_started_again_and_nothing_of_the_first_start_is_left(let_agents_
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_the_ray_of_a_pod_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, let_agents_start: Callable[[], None]
 ) -> None:
@@ -85,7 +84,7 @@ def test_the_ray_of_a_pod_is_started_again(
         return {each for each in psutil.process_iter(["name", "cmdline"]) if is_of(each, names, directory)}
 
     log = tmp_path / "ray-start.log"
-    start = begin(head_command(pod_ip="127.0.0.1", port=FREE_PORT, ports=RayPorts(FREE_PORT + 10)), log)
+    start = begin(head_command(pod_ip="127.0.0.1", port=FREE_PORT, first_port=FREE_PORT + 10), log)
     try:
         killed = kill_the_first_raylet(mine, let_agents_start)
         require_started(start.wait(PATIENCE_SECONDS), log)

@@ -79,7 +79,7 @@ def update(ranks: dict[str, Any], method: str, seconds: float) -> dict[str, Any]
     }
 
 
-def test_a_lost_actor_is_the_cause_of_what_its_peers_say_first(
+def test_a_lost_actor_explains_the_earlier_errors_of_its_peers(
     ranks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rljob_trainer.roles.calls._LOST_PEER_SECONDS", 300.0)  # Ray notices later on a busy machine
@@ -169,7 +169,7 @@ def test_what_a_function_raises_is_no_lost_worker(agents: WorkerAgents) -> None:
 
 
 def test_a_worker_without_an_agent_is_lost_and_others_answer(agents: WorkerAgents) -> None:
-    with pytest.raises(WorkerLost, match=f"worker {WORKERS} exited before getpid"):
+    with pytest.raises(WorkerLost, match=f"worker {WORKERS} did not answer getpid"):
         WorkerAgents(WORKERS + 1).call(os.getpid, PATIENCE)
     processes = WorkerAgents(WORKERS + 1).answers(os.getpid, PATIENCE)
     assert list(processes.values()) == agents.call(os.getpid, PATIENCE)
@@ -183,7 +183,7 @@ def test_a_lost_agent_is_not_waited_for_and_starts_again(agents: WorkerAgents) -
             os._exit(1)
 
     began = time.monotonic()
-    with pytest.raises(WorkerLost, match="exit_if_lost"):
+    with pytest.raises(WorkerLost, match="worker 1 did not answer exit_if_lost"):
         agents.call(exit_if_lost, PATIENCE)
     assert agents.answers(os.getpid, PATIENCE)[0] == kept
     assert time.monotonic() - began < PATIENCE

@@ -21,18 +21,21 @@ from rljob_testing.supported_models import largest_difference, perturb
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.calls import wait_for
+from rljob_trainer.roles.engine_processes import EngineProcesses
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
+from rljob_trainer.roles.role_processes import RoleResources, placement_group
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.topology_engines import DisaggregatedEngine
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
 
 SIZE = 4
+BUNDLES = ({"CPU": 1},) * SIZE
 """More than key-value heads, so that two processes hold each."""
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7
 GROUP_SIZE = 4
+BUNDLES = ({"CPU": 1},) * SIZE
 PROMPTS = [[4 + (i * j) % 40 for j in range(1, 41)] for i in range(1, 5)] + [[11]]
 SEEDS = [100 * i for i in range(len(PROMPTS))]
 MODEL = "random://qwen3?heads=4&kvHeads=2&headDim=32&initializerRange=0.3&tied=true"
@@ -83,9 +86,11 @@ def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         """Defined here, so that its process does not import this module."""
 
         def __init__(self, engine_class: str) -> None:
-            self._engine = RoleProcesses("rollout", engine_class, SIZE, RoleResources(None, 0), logs, SIZE)
-            self._engine.start(environment)
-            wait_for(self._engine.construct(config), "importing vLLM")
+            self._engine = EngineProcesses(
+                engine_class, SIZE, RoleResources(placement_group(BUNDLES), BUNDLES, 0), logs, SIZE
+            )
+            self._engine.configure(environment, config)
+            wait_for(self._engine.start(), "importing vLLM")
 
         def engine(self) -> list[Any]:
             return list(self._engine.handles.values())

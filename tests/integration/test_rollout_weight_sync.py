@@ -21,7 +21,7 @@ from rljob_trainer.rollout.fast_logprobs import VARIABLE
 from rljob_trainer.rollout.lots import WholeGroups
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.weight_sync import send_weights
+from rljob_trainer.weight_sync.colocated import send_weights
 
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7
@@ -208,7 +208,7 @@ def test_groups_of_earlier_weights_are_dropped_by_a_sync(start_engine: Any) -> N
 
 def test_fast_log_probabilities_are_those_of_vllm_bit_for_bit(start_engine: Any) -> None:
     found = []
-    # Of 20 sequences, 6 at a time: prompts are prefilled beside responses that are generated.
+    # Of 20 sequences, 6 at a time: prompts are prefilled while responses are generated.
     for value in ("0", "1"):
         engine, policy = start_engine("random://qwen3", {VARIABLE: value}, max_num_seqs=6)
         assert ray.get(engine.uses_fast_logprobs.remote()) == (value == "1")

@@ -28,19 +28,19 @@ def write_task(directory: Path) -> Path:
     return directory
 
 
-def run_expecting(code: ExitCode, directory: Path, *said: str, **changes: dict[str, Any]) -> None:
+def run_expecting(code: ExitCode, directory: Path, *expected: str, **changes: dict[str, Any]) -> None:
     run = rljob_run(write_manifest(directory / "job.yaml", **changes), directory / "run")
     assert run.exit_code == code, run.printed
-    for words in said:
-        assert words in run.printed.replace("\n", " "), run.printed
+    for text in expected:
+        assert text in run.printed.replace("\n", " "), run.printed
     assert "starting Ray" not in run.printed
 
 
 def test_a_manifest_is_corrected_in_the_same_directory(tmp_path: Path) -> None:
     write_task(tmp_path)
     wrong = {"groupSise": 4, "learningRate": -1, "steps": "many"}
-    said = ("spec.algorithm.groupSise", "groupSize", "spec.algorithm.learningRate", "spec.algorithm.steps")
-    run_expecting(ExitCode.INVALID_MANIFEST, tmp_path, *said, algorithm=wrong)
+    expected = ("spec.algorithm.groupSise", "groupSize", "spec.algorithm.learningRate", "spec.algorithm.steps")
+    run_expecting(ExitCode.INVALID_MANIFEST, tmp_path, *expected, algorithm=wrong)
     assert not (tmp_path / "run").exists()
     run_expecting(ExitCode.BAD_INPUT, tmp_path, "/nowhere", model={"uri": "file:///nowhere/model"})
     absent = JSONL | {"reward": "rewards:absent"}
@@ -116,15 +116,15 @@ def test_equal_rewards_teach_nothing_and_long_prompts_are_skipped(equally_reward
 
 
 def test_changed_data_are_refused_after_a_step(harder: Path) -> None:
-    said = ("has committed 2 steps, found others: data (3 items, now 4)", "checkpoint.acceptChangedInputs: true")
-    run_expecting(ExitCode.BAD_INPUT, harder, *said, **job_on_sums(steps=4))
+    expected = ("has committed 2 steps, found others: data (3 items, now 4)", "checkpoint.acceptChangedInputs: true")
+    run_expecting(ExitCode.BAD_INPUT, harder, *expected, **job_on_sums(steps=4))
 
 
 def test_a_reward_that_fails_ends_a_job_that_accepted_changed_data(failed: Run) -> None:
     assert "Resuming with changed inputs: data (3 items, now 4)" in failed.printed, failed.printed
     assert failed.exit_code == ExitCode.BAD_INPUT, failed.printed
-    for words in ("raised ZeroDivisionError", "of the task jsonl", "line 4, in sometimes", "task.onRewardError: Zero"):
-        assert words in failed.printed, failed.printed
+    for text in ("raised ZeroDivisionError", "of the task jsonl", "line 4, in sometimes", "task.onRewardError: Zero"):
+        assert text in failed.printed, failed.printed
 
 
 def test_failed_rewards_count_as_zero_and_more_steps_train_on(counted_as_zero: Run) -> None:

@@ -140,7 +140,7 @@ def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, t
 
 
 @pytest.mark.long
-def test_two_ranks_with_engines_of_their_own_give_the_same_bits(whole: Run, tmp_path: Path) -> None:
+def test_two_ranks_with_separate_engines_give_the_same_bits(whole: Run, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", APART_FAULTS, "Disaggregated", engines=2)
     assert len(injected(failed)) == len(APART_FAULTS)
     assert len(failed.attempts) == 2, "only the lost rank costs an attempt"

@@ -75,7 +75,7 @@ def test_with_the_same_micro_batches_failures_change_not_a_bit(without_failure: 
 
 
 @pytest.mark.long
-def test_engines_of_their_own_give_the_same_bits_whatever_fails(without_failure: Run, tmp_path: Path) -> None:
+def test_separate_engines_give_the_same_bits_after_every_failure(without_failure: Run, tmp_path: Path) -> None:
     manifest = disaggregated_manifest(tmp_path / "job.yaml", **JOB, **SAME_MICRO_BATCHES)
     faults = [
         "KVCacheOversized@rollout:2",

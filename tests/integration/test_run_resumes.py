@@ -122,7 +122,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     assert any(text in line for line in process.stdout), f"expected a line with {text!r}, found the end"
 
 
-def test_a_finished_run_started_again_says_so_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
+def test_a_finished_run_started_again_reports_it_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
     before = (uninterrupted.output / "ledger.jsonl").read_bytes()
     again = rljob_run(manifest, uninterrupted.output)
     assert again.exit_code == ExitCode.COMPLETE

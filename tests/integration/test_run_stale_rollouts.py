@@ -27,7 +27,7 @@ from tests.integration.compared_runs import (
     injected,
     stop_after,
 )
-from tests.integration.policy_processes import policy_config, policy_processes
+from tests.integration.policy_processes import policy_config, policy_processes, token_logprobs
 
 STEPS = 6
 STALE_JOB: dict[str, dict[str, Any]] = {
@@ -181,7 +181,7 @@ def recomputed(output: Path, temporary: Path) -> list[Recomputed]:
         for checkpoint in _weights(output):
             if checkpoint is not None:
                 policy.call("load_checkpoint", checkpoint)
-            by_version.append([np.concatenate(policy.call("token_logprobs", batch)[0]) for batch in batches])
+            by_version.append([np.concatenate(policy.run(token_logprobs, batch)[0]) for batch in batches])
     return [
         Recomputed(
             step=batch.step,

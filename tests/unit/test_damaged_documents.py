@@ -34,7 +34,7 @@ HOSTILE: Sequence[Any] = (
 """Values at the limits of a type, and beyond."""
 DEEP = ("[" * 20_000, '{"a":' * 1_500 + "1" + "}" * 1_500)
 FILES = {"policy/__0_0.distcp": FileDigest(size_bytes=4, sha256="0" * 64)}
-CHECKPOINT = CheckpointManifest(step=20, metadata={"plan": {"generation": 1}, "ranks": 2}, files=FILES).to_json()
+CHECKPOINT = CheckpointManifest(step=20, files=FILES).to_json()
 LEDGER = b"".join(step_record(step).model_dump_json().encode() + b"\n" for step in (1, 2, 3))
 MESSAGE = TerminationMessage(exit_code=ExitCode.COMPLETE, message="60 steps are committed", step=60).to_json()
 MANIFESTS = [path.read_bytes() for path in sorted(EXAMPLES.glob("*.yaml"))]

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rljob_client.app import app, examples
-
-
-class DeviceChoice(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 @app.command(
@@ -36,9 +29,9 @@ def run(
             help="Output directory, from which the same command resumes. Default: runs/NAME-OF-THE-JOB.",
         ),
     ] = None,
-    device: Annotated[DeviceChoice, typer.Option(help="auto: GPUs if there are any, otherwise the CPU.")] = (
-        DeviceChoice.AUTO
-    ),
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: GPUs if there are any, otherwise the CPU.")
+    ] = "auto",
     plot: Annotated[bool, typer.Option("--plot", metavar="", help="Draw plots when the run ends.")] = False,
     fault: Annotated[
         list[str] | None,
@@ -68,10 +61,9 @@ def run(
       130  stopped by SIGINT
       143  stopped by SIGTERM
     """
-    from rljob_trainer.runtime.run_command import RunOptions, run_manifest
+    from rljob_trainer.runtime.run_command import run_manifest
 
-    options = RunOptions(output, device.value, tuple(fault or ()), plan, plot)
-    raise typer.Exit(run_manifest(manifest, options))
+    raise typer.Exit(run_manifest(manifest, output, device=device, faults=fault or (), plan=plan, plot=plot))
 
 
 @app.command(hidden=True)

@@ -1,4 +1,4 @@
-"""Failures of a run that a person can act on, beside those of `rljob_client.errors`."""
+"""Failures of a run that a user can act on, in addition to those of `rljob_client.errors`."""
 
 from __future__ import annotations
 

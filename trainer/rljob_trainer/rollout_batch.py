@@ -61,7 +61,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """The responses to one prompt, of which any may be unfinished. They have no text yet."""
+    """The responses to one prompt, finished or not. They have no text yet."""
 
     position: int
     """Of the prompt in the sequence of all prompts of the job, from 0."""
@@ -126,7 +126,7 @@ class RolloutBatch:
 
     @property
     def continued(self) -> list[int]:
-        """For each completion that was continued with other weights, the number of tokens that it had by then."""
+        """For each completion that was continued with other weights, its number of tokens before that."""
         last = [(versions, versions[-1]) for versions in self.token_versions if len(versions)]
         earlier = [int(np.count_nonzero(versions != final)) for versions, final in last]
         return [tokens for tokens in earlier if tokens]
@@ -144,6 +144,7 @@ class RolloutBatch:
     def of(
         cls, step: int, group_size: int, prompts: Sequence[Prompt], completions: Sequence[Completion]
     ) -> RolloutBatch:
+        """The batch, not scored yet. `completions`: group after group. Raises `ValueError` if their number is wrong."""
         if len(completions) != len(prompts) * group_size:
             raise ValueError(
                 f"expected {len(prompts)} prompts × {group_size} completions, found {len(completions)} completions"
@@ -197,18 +198,13 @@ class RolloutBatch:
                 finished=saved["finished"],
                 rewards=saved["rewards"],
                 advantages=saved["advantages"],
-                # Journals of earlier versions have none.
-                reward_errors=int(saved["reward_errors"]) if "reward_errors" in saved else 0,
-                weights_version=_version(saved["weights_version"]) if "weights_version" in saved else None,
+                reward_errors=int(saved["reward_errors"]),
+                weights_version=None if saved["weights_version"] < 0 else int(saved["weights_version"]),
                 token_versions=_split(saved["token_versions"], saved["response_lengths"])
-                if "token_versions" in saved and len(saved["token_versions"])
+                if len(saved["token_versions"])
                 else [],
-                left=_loaded_groups(saved) if "left_positions" in saved else [],
+                left=_loaded_groups(saved),
             )
-
-
-def _version(saved: npt.NDArray[Any]) -> int | None:
-    return None if saved < 0 else int(saved)
 
 
 def _versions(completions: Sequence[Completion]) -> list[IntArray]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange
-from rljob_api.step_report import Evidence, MemoryPressure, PendingExit, TrainingWarning
+from rljob_api.step_report import Evidence, MemoryPressure, TrainingWarning
 from rljob_client.run_directory.records import StepRecord
 from rljob_memory.sample import MemorySample
 
@@ -32,9 +32,6 @@ class RunListener:
 
     def failed(self, evidence: Evidence) -> None:
         """Called when memory runs out. If the attempt recovers, `recovered` is called later."""
-
-    def exit_pending(self, pending: PendingExit) -> None:
-        """The attempt waits for its restart in place, and exits with `pending` if none comes."""
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
         """Called after a change of the memory plan was recorded, before it takes effect."""

@@ -1,4 +1,4 @@
-"""Manifests: the RLJob in a file, or all problems of the file, each with its line and what to write instead."""
+"""Manifests: the RLJob in a file, or all problems of the file, each with its line and its correction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Problem:
     path: str
     """Dotted path of the field; empty for the file itself."""
     message: str
-    """Explanation of the problem, with what to write instead."""
+    """Explanation of the problem, with its correction."""
     line: int | None = None
     """Line of the field, from 1."""
     document: int | None = None
@@ -43,8 +43,8 @@ class Problem:
 
 
 class ManifestError(Exception):
-    """An invalid manifest. `problems` has all of its problems, in the order of the file. `checked`: the job, with valid
-    values in the place of invalid ones, for further checks; None if there is no job."""
+    """An invalid manifest. `problems` are all of its problems, in the order of the file. `checked` is the job, with
+    valid values in the place of invalid ones, for further checks; None if there is no job."""
 
     def __init__(self, problems: list[Problem], checked: Checked | None = None) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -63,7 +63,7 @@ class ManifestDocument:
 
     @property
     def other_kind(self) -> str | None:
-        """Kind of an object that is not an RLJob and stands beside other documents; None: it must be an RLJob."""
+        """Kind of the object if it is not an RLJob and the file has several documents; None: it must be an RLJob."""
         data = self.document.data
         if self.number is None or not isinstance(data, dict) or data.get("apiVersion") == API_VERSION:
             return None
@@ -72,7 +72,7 @@ class ManifestDocument:
 
     def load(self) -> RLJob:
         """The RLJob, with all defaults. Raises ManifestError."""
-        self._require_job()
+        self._check_kind()
         found = [*self._ambiguities(), *self._kind_problems()]
         named = {field for field, _ in found}
         text = ProblemText(self.document, self.file.parent)
@@ -96,8 +96,8 @@ class ManifestDocument:
         """A problem of a field of this document."""
         return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
 
-    def _require_job(self) -> None:
-        """Raises ManifestError with one message if the document cannot be meant as an RLJob, or has two objects."""
+    def _check_kind(self) -> None:
+        """Raises ManifestError with one message if the document has another kind of object, or two objects."""
         data = self.document.data
         if not isinstance(data, dict):
             found = "a list: remove the dash before apiVersion" if isinstance(data, list) else f"the text {data!r:.60}"
@@ -105,10 +105,10 @@ class ManifestDocument:
                 found += "; replace its no-break spaces (U+00A0) by spaces"
             message = f"expected an RLJob with apiVersion, kind, metadata and spec, found {found}"
             raise ManifestError([self.problem((), message)])
-        again = [each for each in self.document.duplicates if each.path in _OF_EVERY_OBJECT]
-        if len(again) > 1:
+        repeated = [field.path for field in self.document.duplicates if field.path in _TOP_LEVEL_FIELDS]
+        if len(repeated) > 1:
             message = "a second object begins here: write a line --- before it"
-            line = min(self.document.lines[each.path] for each in again)
+            line = min(self.document.lines[path] for path in repeated)
             raise ManifestError([Problem(self.file, "", message, line, self.number)])
         kind = data.get("kind", "RLJob" if "spec" in data else None)
         if str(kind).lower() != "rljob":
@@ -129,7 +129,7 @@ class ManifestDocument:
         return found
 
     def _ambiguities(self) -> list[tuple[FieldPath, str]]:
-        """Fields that YAML silently reads in another way than they look."""
+        """Fields with a value that differs from its appearance: duplicates, and octal numbers."""
         return [
             *(
                 (path, f"occurs twice, first in line {first}, and YAML silently uses the last: remove one")
@@ -143,7 +143,7 @@ class ManifestDocument:
         ]
 
 
-_OF_EVERY_OBJECT = (("apiVersion",), ("kind",), ("metadata",), ("spec",))
+_TOP_LEVEL_FIELDS = (("apiVersion",), ("kind",), ("metadata",), ("spec",))
 _OCTAL = re.compile(r"0[0-7]+")
 
 
@@ -155,7 +155,7 @@ def load_manifest(path: Path) -> RLJob:
 def only_job(path: Path) -> ManifestDocument:
     """The only RLJob in the file at `path`, not checked yet. Raises ManifestError.
 
-    Objects of other kinds beside it, such as a ConfigMap, are ignored.
+    Other kinds of objects in the file, such as a ConfigMap, are ignored.
     """
     documents = [document for document in read_manifest(path, read_text(path)) if document.other_kind is None]
     if len(documents) != 1:
@@ -166,8 +166,8 @@ def only_job(path: Path) -> ManifestDocument:
 
 
 def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
-    """The documents in `text`, at least one. `path`: for messages. Raises ManifestError if one is not YAML, with the
-    problems of those before it."""
+    """The documents in `text`, at least one. Messages name the file `path`. Raises ManifestError if a document is not
+    YAML, with the problems of the documents before it."""
     documents: list[Document] = []
     try:
         documents += read_documents(text)
@@ -196,7 +196,7 @@ def read_text(path: Path) -> str:
 
 
 def decoded(path: Path, content: bytes) -> str:
-    """The text of a manifest with this content. `path`: for messages. Raises ManifestError."""
+    """The text of a manifest with this content. Raises ManifestError. Messages name the file `path`."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ManifestError([Problem(path, "", "expected UTF-8 text, found UTF-16: save the file as UTF-8")])
     try:

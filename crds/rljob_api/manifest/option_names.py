@@ -1,5 +1,5 @@
-"""Names and values of options of TRL, verl, OpenRLHF, SkyRL, prime-rl, peft, vLLM and Kubernetes, and what RLJob has
-for them."""
+"""Options of TRL, verl, OpenRLHF, SkyRL, prime-rl, peft, vLLM and Kubernetes, and the fields of RLJob that correspond
+to them."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ OPTION_NAMES: dict[str, str] = {
     "spec.envFrom": "secrets",
     "not a field: the chart sets RLJob's image; another trainer's is spec.trainer.image": "image",
 }
-"""Names of options, by the path of RLJob's field, perhaps with a remark in brackets, or by the reason why there is
-none. A name with a dot counts only within that object."""
+"""Names of options by RLJob's field, which may have a remark in brackets, or by the reason why RLJob has no such field.
+A name with a dot counts only within that object."""
 
 _NOT_ANOTHER_LOSS = "not supported: the only loss is GRPO's, with a ratio for each token; write grpo"
 
@@ -342,7 +342,7 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "transformers": "TRL",
     },
 }
-"""Value of RLJob, or a remark with a space, by the path of the field and the `normalized` value that is written."""
+"""Value of RLJob, or a remark (a text with a space), by the field and the `normalized` value in the manifest."""
 
 
 def normalized(name: str) -> str:
@@ -357,8 +357,8 @@ _PREFIX = re.compile(r"^(rollout|actor|vllm|trainer|train|data|grpo|policy|gener
 
 
 def option_advice(path: tuple[str, ...]) -> str | None:
-    """The entry of `OPTION_NAMES` for an option at `path`, by the longest name; None without one. The name of a part of
-    a trainer before it, as in rollout_n, is ignored."""
+    """The entry of `OPTION_NAMES` for the option at `path` with the longest matching name; None if there is none. A
+    prefix that names a part of a trainer, as in rollout_n, is ignored."""
     parts = [part for name in path for part in normalized(name).split(".")]
     names = [*(".".join(parts[start:]) for start in range(len(parts))), _PREFIX.sub("", parts[-1])]
     return next((_ADVICE[name] for name in names if name in _ADVICE), None)

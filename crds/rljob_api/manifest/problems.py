@@ -22,17 +22,17 @@ from rljob_api.manifest.yaml_document import Document, Path
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_api.task import ARGS_OF_TASK
 
-# Error messages about fields of a manifest: what was expected, what was found, what to write instead.
+# Error messages about fields of a manifest: the expected value, the value found, and the correction.
 
-_MOST_OPTIONS = 8
-"""Options of another program's object that one message translates."""
+_MAX_OPTIONS_SHOWN = 8
+"""Maximum options of another program that one message translates."""
 
 
 class ProblemText:
     """Error messages for the validation errors of one manifest, made from its schema."""
 
     def __init__(self, document: Document, directory: FilePath | None = None) -> None:
-        """`directory`: of the manifest; None if it is not a file of this machine."""
+        """`directory` is that of the manifest; None if the manifest is not a file on this machine."""
         self._document = document
         self._directory = directory
         self._schema = _schema_for(document.data)
@@ -54,12 +54,12 @@ class ProblemText:
                 expected = expectation(schema) or error["msg"]
         field = ".".join(str(part) for part in path if isinstance(part, str))
         written = self._document.written.get(path)
-        return f"expected {expected}, found {_written(found)}{hint(field, schema, found, written, self._directory)}"
+        return f"expected {expected}, found {_shown_value(found)}{hint(field, schema, found, written, self._directory)}"
 
     def _unknown(self, path: Path, found: Any) -> str:
         """Error message for the unknown field at `path`, with the field that was probably meant."""
-        name, around = str(path[-1]), path[:-1]
-        siblings = list(schema_at(around, self._schema).get("properties", {}))
+        name, parent = str(path[-1]), path[:-1]
+        siblings = list(schema_at(parent, self._schema).get("properties", {}))
         if not siblings:
             return "unknown field: remove it, since no fields are allowed here"
         key, colon, value = name.partition(":")
@@ -71,18 +71,17 @@ class ProblemText:
             return f"unknown field; did you mean {same}?"
         names = tuple(str(part) for part in path)
         if isinstance(found, dict) and (options := list(_options_in(found, names))):
-            more = f", and {len(options) - _MOST_OPTIONS} others" if len(options) > _MOST_OPTIONS else ""
-            return f"unknown field; {', '.join(options[:_MOST_OPTIONS])}{more}"
+            more = f", and {len(options) - _MAX_OPTIONS_SHOWN} others" if len(options) > _MAX_OPTIONS_SHOWN else ""
+            return f"unknown field; {', '.join(options[:_MAX_OPTIONS_SHOWN])}{more}"
         if (advice := option_advice(names)) is not None:
             target, _, remark = advice.partition(" ")
-            here = ".".join(str(part) for part in around)
-            if target.rpartition(".")[0] == here and target.rpartition(".")[2] in siblings:
+            if target.rpartition(".")[0] == ".".join(map(str, parent)) and target.rpartition(".")[2] in siblings:
                 return f"unknown field; did you mean {target.rpartition('.')[2]}?{f' {remark}' if remark else ''}"
             return f"unknown field; {'write ' if _is_path(target) else ''}{advice}"
-        return self._probable(path, found, siblings)
+        return self._closest_field(path, found, siblings)
 
-    def _probable(self, path: Path, found: Any, siblings: list[str]) -> str:
-        """Error message for an unknown field that is no known option."""
+    def _closest_field(self, path: Path, found: Any, siblings: list[str]) -> str:
+        """Error message for an unknown field that is not an option of a known program."""
         name = str(path[-1])
         paths = [p for p in _paths(self._schema) if not p.startswith("status.")]
         elsewhere = [p for p in paths if normalized(p.split(".")[-1]) == normalized(name)]
@@ -104,9 +103,10 @@ class ProblemText:
 def schema_at(path: Path, schema: Schema) -> Schema:
     """The schema of the field at `path`; empty if it has none."""
     for part in path:
-        others = schema.get("additionalProperties")
-        named = schema.get("properties", {}).get(part, others if isinstance(others, dict) else None)
-        schema = (schema.get("items") if isinstance(part, int) else named) or {}
+        additional = schema.get("additionalProperties")
+        default = additional if isinstance(additional, dict) else None
+        field = schema.get("properties", {}).get(part, default)
+        schema = (schema.get("items") if isinstance(part, int) else field) or {}
     return schema
 
 
@@ -121,12 +121,12 @@ def is_number(path: Path) -> bool:
     return schema.get("type") in ("integer", "number") or "x-kubernetes-int-or-string" in schema
 
 
-def _options_in(options: dict[str, Any], around: tuple[str, ...]) -> Iterator[str]:
-    """Translation of each known option in an object of another program."""
+def _options_in(options: dict[str, Any], parent: tuple[str, ...]) -> Iterator[str]:
+    """Translation of each known option in the object of another program at `parent`."""
     for name, value in options.items():
-        path = (*around, str(name))
-        if isinstance(value, dict) and (below := list(_options_in(value, path))):
-            yield from below
+        path = (*parent, str(name))
+        if isinstance(value, dict) and (translated := list(_options_in(value, path))):
+            yield from translated
         elif (advice := option_advice(path)) is not None:
             dotted = ".".join(path[1:])
             yield f"write {dotted} as {advice}" if _is_path(advice) else f"{dotted}: {advice}"
@@ -137,7 +137,7 @@ def _is_path(advice: str) -> bool:
 
 
 def _shared_parts(field: str, path: Path) -> int:
-    """Number of the objects around both."""
+    """Number of objects that contain both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(field.split("."), path, strict=False)))
 
 
@@ -161,9 +161,9 @@ def expectation(schema: Schema) -> str:
         case "boolean":
             return "true or false"
         case "string":
-            return f"a string{_lengths(schema, 'characters')}"
+            return f"a string{_shown_lengths(schema, 'characters')}"
         case "array":
-            return f"a list{_lengths(schema, 'items')}"
+            return f"a list{_shown_lengths(schema, 'items')}"
         case "object":
             fields = ", ".join(schema.get("properties", {}))
             return f"an object with the fields {fields}" if fields else "an object"
@@ -171,10 +171,10 @@ def expectation(schema: Schema) -> str:
 
 
 def _bounds(schema: Schema) -> str:
-    lower = next((f"{word} {_plain(schema[key])}" for key, word in _LOWER if key in schema), "")
-    upper = next((f"{word} {_plain(schema[key])}" for key, word in _UPPER if key in schema), "")
+    lower = next((f"{word} {_shown_number(schema[key])}" for key, word in _LOWER if key in schema), "")
+    upper = next((f"{word} {_shown_number(schema[key])}" for key, word in _UPPER if key in schema), "")
     if "minimum" in schema and "maximum" in schema:
-        return f" from {_plain(schema['minimum'])} to {_plain(schema['maximum'])}"
+        return f" from {_shown_number(schema['minimum'])} to {_shown_number(schema['maximum'])}"
     return f" {' and '.join(bound for bound in (lower, upper) if bound)}" if lower or upper else ""
 
 
@@ -182,18 +182,18 @@ _LOWER = (("minimum", "of at least"), ("exclusiveMinimum", "above"))
 _UPPER = (("maximum", "at most"), ("exclusiveMaximum", "below"))
 
 
-def _lengths(schema: Schema, things: str) -> str:
-    least = schema.get("minLength", schema.get("minItems"))
-    most = schema.get("maxLength", schema.get("maxItems"))
-    bounds = [f"at least {least}" if least else "", f"at most {most}" if most else ""]
-    return f" of {' and '.join(b for b in bounds if b)} {things}" if any(bounds) else ""
+def _shown_lengths(schema: Schema, unit: str) -> str:
+    minimum = schema.get("minLength", schema.get("minItems"))
+    maximum = schema.get("maxLength", schema.get("maxItems"))
+    bounds = [f"at least {minimum}" if minimum else "", f"at most {maximum}" if maximum else ""]
+    return f" of {' and '.join(bound for bound in bounds if bound)} {unit}" if any(bounds) else ""
 
 
-def _plain(number: float) -> str:
+def _shown_number(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def _written(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     """`value` as in the manifest, shortened."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
@@ -202,9 +202,9 @@ def _written(value: Any) -> str:
 
 
 def _paths(schema: Schema, prefix: str = "") -> Iterator[str]:
-    for name, below in schema.get("properties", {}).items():
+    for name, field in schema.get("properties", {}).items():
         yield f"{prefix}{name}"
-        yield from _paths(below, f"{prefix}{name}.")
+        yield from _paths(field, f"{prefix}{name}.")
 
 
 @cache
@@ -223,7 +223,7 @@ def _schema_for(data: Any) -> Schema:
     return schema
 
 
-# All validation errors of a manifest, including those that other errors would hide.
+# All validation errors of a manifest, also those that other errors would hide.
 
 _SMALLEST_JOB: dict[str, Any] = {
     "metadata": {"name": "smallest"},
@@ -232,7 +232,7 @@ _SMALLEST_JOB: dict[str, Any] = {
 
 
 class Checked(NamedTuple):
-    """A manifest, checked."""
+    """Result of the validation of a manifest."""
 
     errors: list[ErrorDetails]
     """All errors; empty if it is a valid RLJob."""
@@ -243,10 +243,11 @@ class Checked(NamedTuple):
 
 
 def checked(data: dict[str, Any]) -> Checked:
-    """`data`, checked as an RLJob.
+    """Validate `data` as an RLJob, and return all errors.
 
-    Pydantic checks rules between fields only if all fields of an object are valid. So this function replaces invalid
-    values with valid ones until no new error appears. Errors that a replaced value caused do not count.
+    Pydantic checks the rules between the fields of an object only if all of its fields are valid. This function
+    therefore replaces invalid values with valid ones until no new error appears. Errors that a replacement causes are
+    left out.
     """
     found: list[ErrorDetails] = []
     replaced: set[Path] = set()
@@ -278,9 +279,9 @@ def _with_replacements(data: dict[str, Any], replaced: set[Path]) -> dict[str, A
 
 
 def _replaceable(path: Path, replaced: set[Path]) -> Path:
-    """Path to replace for an error at `path`: the field, or the object around it if replacing the field did not help.
+    """Path to replace for an error at `path`: the field, or its object if replacing the field did not help.
 
-    A task's arguments depend on its name, so the task is replaced as a whole; so is a list with a bad item.
+    A task is replaced as a whole, because its arguments depend on its name; so is a list with an invalid item.
     """
     if path[:3] == ("spec", "task", "args"):
         path = ("spec", "task")
@@ -298,9 +299,9 @@ def _is_caused_by(error: ErrorDetails, replaced: set[Path]) -> bool:
     rule = error.get("ctx", {}).get("rule")
     if not isinstance(rule, Rule):
         return False
-    owner = error["loc"][: -len(rule.field.split("."))]
-    within = [path[len(owner) :] for path in replaced if path[: len(owner)] == owner]
-    return any(not path or rule.reads(".".join(map(str, path))) for path in within)
+    parent = error["loc"][: -len(rule.field.split("."))]
+    relative = [path[len(parent) :] for path in replaced if path[: len(parent)] == parent]
+    return any(not path or rule.reads(".".join(map(str, path))) for path in relative)
 
 
 def _remove_value(data: Any, path: Path) -> None:

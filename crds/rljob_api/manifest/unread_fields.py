@@ -1,4 +1,4 @@
-"""Fields of a valid job that a command, a trainer or a device does not read. Pure.
+"""Fields of a valid job that a command, a trainer or a device does not read.
 
 `rljob plot` and `rljob diagnose` read no manifest, and `rljob fetch` reads the volume of the job in the cluster.
 """
@@ -62,13 +62,15 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("queueName gang managedBy", _SCHEDULING, ""),
     ("ttlSecondsAfterFinished activeDeadlineSeconds", _SCHEDULING, ""),
 )
-"""Fields of the spec, what `rljob run` does instead of reading them, and what another trainer does: `file`, it reads
-them if it opens RLJOB_MANIFEST; `plan`, it reads them if `trainer.supportedSettings` or its adapter has them. Empty:
-the field is read. RLJob's own trainer in pods reads all of them. `rljob run` refuses `trainer`."""
+"""Fields of the spec, the reason why `rljob run` does not read them, and the reason why another trainer does not.
+
+An empty reason: the field is read. `file`: another trainer reads it if it opens RLJOB_MANIFEST. `plan`: another trainer
+reads it if `trainer.supportedSettings` or its adapter contains it. RLJob's own trainer in pods reads all fields.
+`rljob run` refuses `trainer`."""
 
 
 class Unread(NamedTuple):
-    """A field that is written and has no effect, at least not for one of the commands."""
+    """A field of a manifest that has no effect, or none for `rljob run`."""
 
     severity: Literal["warning", "note"]
     field: Path
@@ -79,11 +81,11 @@ class _Ineffective(NamedTuple):
     fields: str
     applies: Callable[[RLJobSpec, Device], bool]
     """True if the fields have no effect on this job."""
-    why: str
+    reason: str
     severity: Literal["warning", "note"] = "warning"
 
 
-def _own_reward(spec: RLJobSpec) -> bool:
+def _has_reward_function(spec: RLJobSpec) -> bool:
     return spec.task.reward is not None or spec.task.name not in ("digits", "reasoning-gym")
 
 
@@ -133,12 +135,12 @@ _INEFFECTIVE = (
     ),
     _Ineffective(
         "task.answer task.onRewardError task.rewardTimeoutSeconds",
-        lambda spec, _: spec.task.name == "digits" and not _own_reward(spec),
+        lambda spec, _: spec.task.name == "digits" and not _has_reward_function(spec),
         "has no effect on the reward of digits, which counts tokens: write task.reward, or remove it",
     ),
     _Ineffective(
         "task.files",
-        lambda spec, _: spec.trainer is None and not _own_reward(spec),
+        lambda spec, _: spec.trainer is None and not _has_reward_function(spec),
         "has no effect: this task reads no file and no Python function",
     ),
     _Ineffective(
@@ -155,34 +157,32 @@ _INEFFECTIVE = (
 
 
 def unread_fields(spec: RLJobSpec, written: dict[str, Any], device: Device | None = None) -> Iterator[Unread]:
-    """The fields of `spec` that are `written` in the manifest and not read, with another value than the default.
-
-    `device`: of `rljob run`. None: that of the job's pods.
-    """
+    """The fields of `spec` that are not read although the manifest, `written`, sets them to a value other than the
+    default. `device` is that of `rljob run`; None: that of the job's pods."""
     device = device or ("cuda" if spec.policy.gpus_per_replica else "cpu")
     reported: set[str] = set()
-    for fields, applies, why, severity in _INEFFECTIVE:
+    for fields, applies, reason, severity in _INEFFECTIVE:
         for field in fields.split():
             if field not in reported and _is_set(field, written) and applies(spec, device):
                 reported.add(field)
-                yield Unread(severity, _path(field), why)
-    for fields, run, other in READERS:
+                yield Unread(severity, _path(field), reason)
+    for fields, run_reason, trainer_reason in READERS:
         for field in fields.split():
             if field in reported or not _is_set(field, written):
                 continue
-            if spec.trainer is None and run:
-                yield Unread("note", _path(field), run)
-            elif spec.trainer is not None and (why := _by_another_trainer(field, other, spec)):
-                yield Unread("warning", _path(field), why)
+            if spec.trainer is None and run_reason:
+                yield Unread("note", _path(field), run_reason)
+            elif spec.trainer is not None and (reason := _reason_unread(field, trainer_reason, spec)):
+                yield Unread("warning", _path(field), reason)
 
 
-def _by_another_trainer(field: str, other: str, spec: RLJobSpec) -> str:
+def _reason_unread(field: str, reason: str, spec: RLJobSpec) -> str:
     """Reason why another trainer does not read the field; empty if it does, or may."""
     assert spec.trainer is not None
-    if other == _PLAN:
+    if reason == _PLAN:
         setting = field.rpartition(".")[2]
         return "" if setting in spec.trainer.changeable_settings else _not_in_plan(setting)
-    return "" if other == _IN_FILE else other
+    return "" if reason == _IN_FILE else reason
 
 
 def _not_in_plan(setting: str) -> str:
@@ -193,7 +193,7 @@ def _not_in_plan(setting: str) -> str:
 
 
 def _is_set(field: str, written: Any) -> bool:
-    """True if `field` is written, with a value that is not the default."""
+    """True if the manifest sets `field` to a value other than the default."""
     for part in field.split("."):
         written = written.get(part) if isinstance(written, dict) else None
     return written is not None and written != schema_of(field).get("default")

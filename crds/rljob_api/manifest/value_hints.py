@@ -1,4 +1,4 @@
-"""Suggestions for the value to write instead of an invalid one."""
+"""Suggested corrections of invalid values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPLATE = re.compile(r"\{\{.*\}\}|\$\{\w+\}|\$\(\w+\)")
 _ON, _OFF = ("enabled", "on", "yes", "true", "1"), ("disabled", "off", "no", "false", "0", "none", "never", "")
 _DURATION = re.compile(r"^(\d+)\s*(s|sec|m|min|h|d)$", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MAIN_FIELDS = {
+_DEFAULT_FIELDS = {
     "metadata": "name",
     "spec.model": "uri",
     "spec.model.cache": "persistentVolumeClaim",
@@ -31,7 +31,7 @@ _MAIN_FIELDS = {
     "spec.checkpoint.volume": "persistentVolumeClaim",
     "spec.trainer": "image",
 }
-"""Field that was probably meant where its object is written as a text."""
+"""Field that is suggested if a text stands in the place of an object."""
 _FUNCTION_PATTERN, _URI_PATTERN, _NAME_PATTERN = "[A-Za-z0-9_.]*:[A-Za-z_]", "(oci|hf|", "[-a-z0-9"
 _SCHEMES = "oci|hf|pvc|file|random"
 _HUB_PAGE = re.compile(
@@ -42,14 +42,14 @@ _IMAGE = re.compile(r"^([\w-]+\.)+[\w-]+(:\d+)?/[\w./-]+(:[\w.-]+|@sha256:\w+)?$
 
 
 def hint(field: str, schema: Schema, found: Any, written: str | None, directory: Path | None) -> str:
-    """Suggestion for the value of `field` (dotted), which has this `schema`; empty without one.
+    """Suggested correction of the value `found` of `field` (dotted), which has this `schema`; empty if there is none.
 
-    `written`: the text in the manifest, if YAML does not read it as text. `directory`: the manifest's; None if it
-    is not a file of this machine.
+    `written` is the text in the manifest if YAML does not read it as text. `directory` is that of the manifest; None if
+    the manifest is not a file on this machine.
     """
     if isinstance(found, str) and (template := _TEMPLATE.search(found)):
-        how = "helm template CHART | rljob validate -" if "{{" in template[0] else "envsubst < FILE | rljob validate -"
-        return f"; {template[0]} is a template that is not rendered: {how}"
+        render = "helm template CHART" if "{{" in template[0] else "envsubst < FILE"
+        return f"; {template[0]} is a template that is not rendered: {render} | rljob validate -"
     if isinstance(found, str) and (typographic := re.search("[\u00a0\u2018\u2019\u201c\u201d]", found)):
         return f"; replace the typographic character U+{ord(typographic[0]):04X} by that of the keyboard"
     values = OPTION_VALUES.get(field, {})
@@ -57,7 +57,7 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
         return f"; {known if ' ' in known else f'write {known}'}"
     allowed = [str(value) for value in schema.get("enum", [schema["const"]] if "const" in schema else [])]
     if allowed:
-        return _one_of(allowed, found)
+        return _allowed_value(allowed, found)
     if schema.get("x-kubernetes-int-or-string"):
         return _auto_or_amount(schema, found)
     match schema.get("type"):
@@ -72,8 +72,8 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
         case "object" if isinstance(found, str):
             return _object(field, found)
         case "array" if isinstance(found, str):
-            words = found.split() if field.startswith("spec.trainer.") else [found]
-            return f"; write {json.dumps(words, ensure_ascii=False)}"
+            items = found.split() if field.startswith("spec.trainer.") else [found]
+            return f"; write {json.dumps(items, ensure_ascii=False)}"
         case "array" if isinstance(found, dict) and field == "spec.env" and found:
             name, value = next(iter(found.items()))
             return f"; write [{{name: {name}, value: {json.dumps(value, default=str)}}}]"
@@ -87,14 +87,14 @@ def _object(field: str, found: str) -> str:
     name, equals, value = found.partition("=")
     if field == "spec.env" and equals:
         return f"; write {{name: {name}, value: {json.dumps(value)}}}"
-    if (main := _MAIN_FIELDS.get(field)) is None:
+    if (main := _DEFAULT_FIELDS.get(field)) is None:
         return ""
     text = f"{{claimName: {found}}}" if field == "spec.checkpoint.volume" else json.dumps(found, ensure_ascii=False)
     return f"; write {field.rpartition('.')[2]}: {{{main}: {text}}}"
 
 
-def _one_of(allowed: list[str], found: Any) -> str:
-    """Suggestion for one of the `allowed` values. YAML reads on, yes, off and no as true and false."""
+def _allowed_value(allowed: list[str], found: Any) -> str:
+    """The `allowed` value that was probably meant. YAML reads on, yes, off and no as true and false."""
     if isinstance(found, bool) and "Enabled" in allowed:
         return f"; write {'Enabled' if found else 'Disabled'}"
     if isinstance(found, bool) and not found and "Disabled" in allowed:

@@ -1,4 +1,4 @@
-"""YAML documents as kubectl reads them, with the line of every field, and the mistakes in text that is not YAML."""
+"""YAML documents as kubectl reads them, with the line of every field, and explanations of text that is not YAML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rljob_api.bounds import is_storable, storable
 
 Path = tuple[str | int, ...]
 
-_MOST_FIELDS = 100_000
+_MAX_FIELDS = 100_000
 
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 _INTEGER = re.compile(r"^[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$")
@@ -39,33 +39,33 @@ class Document:
     lines: dict[Path, int]
     """Line of each field, from 1."""
     duplicates: list[Duplicate] = field(default_factory=list)
-    """Fields that occur more than once. Fields within a duplicate are left out."""
+    """Fields that occur more than once, without the fields within a duplicate."""
     written: dict[Path, str] = field(default_factory=dict)
-    """Text of the values without quotes that YAML does not read as text, such as `no`, `010` and `1e6`."""
+    """Unquoted values that YAML does not read as text, such as `no`, `010` and `1e6`, as they are written."""
     written_names: dict[Path, str] = field(default_factory=dict)
-    """Text of the names of fields that YAML does not read as text, such as `on`."""
+    """Names of fields that YAML does not read as text, such as `on`, as they are written."""
 
     def line_of(self, path: Path) -> int | None:
-        """Line of the field at `path`, or of the nearest existing object around it."""
+        """Line of the field at `path`, or of the innermost existing object that would contain it."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path)
 
 
 def read_documents(text: str) -> Iterator[Document]:
-    """The documents of `text` that are not empty. Raises yaml.MarkedYAMLError at one that is not YAML, is nested too
-    deeply, or has aliases that stand for too many fields."""
+    """The documents of `text` that are not empty. Raises yaml.MarkedYAMLError at a document that is not YAML, is nested
+    too deeply, or has aliases that expand to too many fields."""
     loader = _Loader(_with_spaces(text))
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
             document = Document(None, {})
             for path, line in loader.fields(node, document):
-                if len(document.lines) > _MOST_FIELDS:
-                    raise _refused(f"found more than {_MOST_FIELDS} fields, aliases included", node)
+                if len(document.lines) > _MAX_FIELDS:
+                    raise _yaml_error(f"found more than {_MAX_FIELDS} fields, aliases included", node)
                 if (
                     path
                     and path in document.lines
-                    and not any(_within(path, each.path) for each in document.duplicates)
+                    and not any(_is_within(path, duplicate.path) for duplicate in document.duplicates)
                 ):
                     document.duplicates.append(Duplicate(path, document.lines[path]))
                 document.lines[path] = line
@@ -73,13 +73,13 @@ def read_documents(text: str) -> Iterator[Document]:
             if data is not None:
                 yield replace(document, data=data)
     except RecursionError:
-        raise _refused("found too many levels of nesting") from None
+        raise _yaml_error("found too many levels of nesting") from None
     finally:
         loader.dispose()
 
 
 def _with_spaces(text: str) -> str:
-    """`text`, with spaces for tabs if it is JSON: its strings contain none, but YAML allows none around them."""
+    """`text`, with spaces in the place of tabs if it is JSON, which allows tabs between values; YAML does not."""
     if "\t" in text and text.lstrip().startswith(("{", "[")):
         with suppress(ValueError, RecursionError):
             json.loads(text)
@@ -87,17 +87,17 @@ def _with_spaces(text: str) -> str:
     return text
 
 
-def _within(path: Path, outer: Path) -> bool:
+def _is_within(path: Path, outer: Path) -> bool:
     return path[: len(outer)] == outer
 
 
-def _refused(problem: str, node: yaml.Node | None = None) -> yaml.MarkedYAMLError:
+def _yaml_error(problem: str, node: yaml.Node | None = None) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark if node else None)
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader with kubectl's rules: 2e-5 is a number (YAML 1.1 requires a point), 0o17 as well, 12:30 is none,
-    2026-01-01 and all keys are strings."""
+    """Loader with kubectl's rules: 2e-5 (YAML 1.1 requires a point) and 0o17 are numbers; 12:30, 2026-01-01 and all
+    keys are strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -106,22 +106,22 @@ class _Loader(yaml.SafeLoader):
     def fields(
         self, node: yaml.Node, document: Document, path: Path = (), seen: frozenset[int] = frozenset()
     ) -> Iterator[tuple[Path, int]]:
-        """Path and line of every field under `node`, starting with `node` itself. Texts that YAML reads otherwise are
-        noted in `document`."""
+        """Path and line of every field under `node`, starting with `node` itself. Values and names that YAML does not
+        read as text are added to `document`."""
         if id(node) in seen:
-            raise _refused("found an alias that contains itself", node)
+            raise _yaml_error("found an alias that contains itself", node)
         yield path, node.start_mark.line + 1
         seen |= {id(node)}
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    at = (*path, key.value if key.tag == _TEXT else _name(self.construct_object(key)))
-                    if at[-1] != key.value:
-                        document.written_names[at] = key.value
-                    below = self.fields(value, document, at, seen)
-                    next(below)
-                    yield at, key.start_mark.line + 1
-                    yield from below
+                    field_path = (*path, key.value if key.tag == _TEXT else _name(self.construct_object(key)))
+                    if field_path[-1] != key.value:
+                        document.written_names[field_path] = key.value
+                    fields = self.fields(value, document, field_path, seen)
+                    next(fields)
+                    yield field_path, key.start_mark.line + 1
+                    yield from fields
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 yield from self.fields(item, document, (*path, index), seen)
@@ -129,14 +129,14 @@ class _Loader(yaml.SafeLoader):
             document.written[path] = node.value
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Pairs of escapes such as \\ud83d\\ude00 are one character, as in JSON; half of one is no text."""
+        """Pairs of escapes such as \\ud83d\\ude00 are one character, as in JSON; half of a pair is an error."""
         value = super().construct_scalar(node)
         if isinstance(value, str) and not is_storable(value):
             try:
                 return value.encode("utf-16", "surrogatepass").decode("utf-16")
             except UnicodeDecodeError:
                 problem = f"found half of a character in {storable(value[:40])!r}: write the whole character"
-                raise _refused(problem, node) from None
+                raise _yaml_error(problem, node) from None
         return value
 
 
@@ -160,8 +160,8 @@ class _Mistake(NamedTuple):
     reason: str
     """Regular expression, found in the parser's error."""
     lines: str
-    """Lines to look at, in this order: `p` where the parser stopped, `b` the one before, `c` where the structure that
-    it was reading began."""
+    """Lines to search, in this order: `p` is the line where the parser stopped, `b` the line before it, `c` the line
+    where the structure begins that it was reading."""
     line: str
     """Regular expression, found in that line."""
     message: str
@@ -264,17 +264,17 @@ def explain(text: str, error: yaml.YAMLError) -> tuple[str, int | None]:
 
 
 def _lines_of(text: str, error: yaml.YAMLError) -> dict[str, int]:
-    """Numbers of the lines of `text` that the rules look at, by their letters."""
-    written = text.splitlines()
+    """Numbers of the lines of `text` that the mistakes are searched in, by letter."""
+    all_lines = text.splitlines()
     stopped, began = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     found = {}
     if stopped is not None:
         found["p"] = stopped.line + 1
-        earlier = [n for n in range(1, min(found["p"], len(written) + 1)) if written[n - 1].strip()]
+        earlier = [n for n in range(1, min(found["p"], len(all_lines) + 1)) if all_lines[n - 1].strip()]
         if earlier:
             found["b"] = earlier[-1]
     if began is not None:
         found["c"] = began.line + 1
-    return {kind: number for kind, number in found.items() if number <= len(written)} | (
-        {"p": len(written)} if found.get("p", 0) > len(written) else {}
+    return {kind: number for kind, number in found.items() if number <= len(all_lines)} | (
+        {"p": len(all_lines)} if found.get("p", 0) > len(all_lines) else {}
     )

@@ -2,7 +2,7 @@
 lost rollout pods.
 
 The trainer gives the work of a lost engine to the others, and starts the engine again when a pod of the same name has
-joined (`rljob_trainer.roles.absent_engines`). The record in the status comes first: pods are deleted and created only
+joined (`rljob_trainer.roles.engine_processes`). The record in the status comes first: pods are deleted and created only
 for names that the stored status has.
 """
 

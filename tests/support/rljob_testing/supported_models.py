@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.models.random_model import write_character_tokenizer
-from rljob_trainer.policy.model import PolicyModel, read_policy_model
+from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.rollout.topology_engines import ColocatedEngine
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.weight_sync import send_weights
+from rljob_trainer.weight_sync.colocated import send_weights
 
 
 class EngineHost(ColocatedEngine):

@@ -67,7 +67,7 @@ def test_similar_lengths_share_a_micro_batch(
 
 
 def test_equal_lengths_are_divided_evenly() -> None:
-    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile anew."""
+    """Not into nine micro-batches of seven and one of a single row, which torch.compile would compile again."""
     assert [len(part) for part in plan_micro_batches([528] * 64, 1, 4096)[0]] == [6] * 6 + [7] * 4
 
 
@@ -151,7 +151,7 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
     for micro_batch in micro_batches:
         flat = micro_batch.input_ids.reshape(-1)
         rows, targets = (
-            dict(micro_batch.by_completion(values))  # type: ignore[arg-type]
+            dict(zip(micro_batch.completions, values.split(micro_batch.response_lengths), strict=True))
             for values in (micro_batch.hidden_rows, micro_batch.targets)
         )
         bounds = [0]

@@ -80,7 +80,7 @@ def test_logits_exist_for_one_chunk_at_a_time() -> None:
 def test_a_frozen_head_gets_no_gradient_and_no_memory_for_it() -> None:
     hidden, weight, targets = inputs()
     logprobs, _ = chunked_logprobs(hidden, weight.requires_grad_(False), targets, temperature=1.0, chunk_tokens=2)
-    with _LargestTensor(beside=weight) as largest:
+    with _LargestTensor(except_for=weight) as largest:
         logprobs.sum().backward()
     assert largest.elements < VOCABULARY * HIDDEN
     frozen_grad, hidden = hidden.grad, hidden.detach().requires_grad_()
@@ -90,12 +90,12 @@ def test_a_frozen_head_gets_no_gradient_and_no_memory_for_it() -> None:
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Remembers the most elements of any tensor that an operation returned, except views of `beside`."""
+    """Remembers the most elements of any tensor that an operation returned, except views of `except_for`."""
 
-    def __init__(self, beside: Tensor | None = None) -> None:
+    def __init__(self, except_for: Tensor | None = None) -> None:
         super().__init__()
         self.elements = 0
-        self._known = None if beside is None else beside.data_ptr()
+        self._known = None if except_for is None else except_for.data_ptr()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def job(**spec: Any) -> dict[str, Any]:
     }
 
 
-def told_by_cel(manifest: dict[str, Any]) -> set[tuple[str, str]]:
+def cel_errors(manifest: dict[str, Any]) -> set[tuple[str, str]]:
     return broken_rules(with_defaults(manifest, SCHEMA), SCHEMA)
 
 
-def told_by_python(manifest: dict[str, Any]) -> set[tuple[str, str]]:
+def python_errors(manifest: dict[str, Any]) -> set[tuple[str, str]]:
     return {(dotted(error["loc"]), error["msg"]) for error in checked(manifest).errors}
 
 
@@ -46,9 +47,9 @@ EXAMPLES = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text())
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["field"])
 def test_cel_and_python_report_the_same_conflict(example: dict[str, Any]) -> None:
     invalid, valid = job(**example["invalid"]), job(**example["valid"])
-    assert [path for path, _ in told_by_cel(invalid)] == [f"spec.{example['field']}"]
-    assert told_by_python(invalid) == told_by_cel(invalid)
-    assert told_by_cel(valid) == told_by_python(valid) == set()
+    assert [path for path, _ in cel_errors(invalid)] == [f"spec.{example['field']}"]
+    assert python_errors(invalid) == cel_errors(invalid)
+    assert cel_errors(valid) == python_errors(valid) == set()
 
 
 def test_every_rule_has_an_example_that_breaks_it() -> None:
@@ -58,8 +59,20 @@ def test_every_rule_has_an_example_that_breaks_it() -> None:
         for rule in part.get("x-kubernetes-validations", [])
         if "oldSelf" not in rule["rule"] and not path.startswith(".status")  # which people do not write
     }
-    broken = {message for example in EXAMPLES for _, message in told_by_cel(job(**example["invalid"]))}
+    broken = {message for example in EXAMPLES for _, message in cel_errors(job(**example["invalid"]))}
     assert written == broken
+
+
+def test_a_rule_that_reads_one_field_is_attached_to_that_field() -> None:
+    """Each field that a rule reads through its object costs the API server copies of the object's schema."""
+    reading_one = [
+        (path, rule["rule"])
+        for path, part in parts(SCHEMA)
+        for rule in part.get("x-kubernetes-validations", [])
+        if len(set(re.findall(r"self\.\w+\b(?!\()", rule["rule"]))) == 1
+        and not re.search(r"has\(self|oldSelf|self\.metadata", rule["rule"])
+    ]
+    assert reading_one == []
 
 
 specs = st.fixed_dictionaries(
@@ -97,7 +110,7 @@ specs = st.fixed_dictionaries(
 def test_cel_and_python_agree_on_any_combination(spec: dict[str, Any]) -> None:
     """Python omits a conflict that follows from a field that another conflict names."""
     manifest = job(**spec)
-    cel, python = told_by_cel(manifest), told_by_python(manifest)
+    cel, python = cel_errors(manifest), python_errors(manifest)
     assert python <= cel
     assert {path.rpartition(".")[0] for path, _ in cel} == {path.rpartition(".")[0] for path, _ in python}
 

@@ -24,7 +24,7 @@ with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
     os.write(2, b"from C\\n")
     subprocess.run(["sh", "-c", "echo from a child; echo and its stderr >&2"])
     structlog.get_logger().info("loaded", role="policy")
-    print("on the screen", file=terminal.stdout)
+    print("on the screen", file=terminal)
     {end}
 print("after")
 """
@@ -38,7 +38,7 @@ def run(script: str, *arguments: object, stdout: int = subprocess.PIPE) -> subpr
     )
 
 
-def test_the_display_reaches_the_terminal_and_all_else_the_log_in_order(tmp_path: Path) -> None:
+def test_the_display_reaches_the_terminal_and_other_output_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "controller.log"
     for end in ("pass", "raise ValueError('seven')"):
         ended = run(ROUTED.replace("{end}", end), log)
@@ -66,7 +66,7 @@ import sys, structlog
 from pathlib import Path
 from rljob_trainer.display.log_routing import route_library_logs
 with route_library_logs(Path(sys.argv[1]), job="digits") as terminal:
-    print("on the screen", file=terminal.stdout)
+    print("on the screen", file=terminal)
 """
 
 

@@ -111,7 +111,7 @@ def test_a_resumed_run_starts_with_the_committed_steps(total: int, fraction: str
 
 
 @pytest.mark.parametrize("text", ["SIGTERM: stopping after this step", "[bold] is not markup"])
-def test_a_note_is_shown_unchanged_beside_the_progress(text: str) -> None:
+def test_a_note_is_shown_unchanged_next_to_the_progress(text: str) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
     with RunDisplay(console, "digits", total_steps=10, committed=STEPS) as display:
         display.note(text)

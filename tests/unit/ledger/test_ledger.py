@@ -165,23 +165,23 @@ def test_a_file_torn_at_any_byte_counts_as_absent(tmp_path_factory: pytest.TempP
     (path,) = journal.directory.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole))])
-    assert not journal.has(3)
+    assert journal.find(3) is None
 
 
 def test_a_damaged_or_misnamed_file_counts_as_absent(journal: RolloutJournal) -> None:
     saved = rollout_batch(3, response_tokens=100)
     journal.save(saved)
-    assert (journal.has(3), journal.has(4)) == (True, False)
+    assert [journal.find(step) is None for step in (3, 4)] == [False, True]
     np.testing.assert_array_equal(journal.load(3).response_ids[0], saved.response_ids[0])
     (path,) = journal.directory.iterdir()
     content = bytearray(path.read_bytes())
     path = path.rename(path.with_name("step-000004.npz"))
-    assert not journal.has(4)
+    assert journal.find(4) is None
     with pytest.raises(OutputUnavailable, match=r"committed step 4 .* found the file of step 3"):
         journal.load(4)
     content[content.index(np.arange(50, 60, dtype=np.int32).tobytes())] ^= 1
     path.with_name("step-000003.npz").write_bytes(content)
-    assert not journal.has(3)
+    assert journal.find(3) is None
 
 
 def test_unusable_rollouts_of_a_committed_step_are_an_error_with_advice(journal: RolloutJournal) -> None:

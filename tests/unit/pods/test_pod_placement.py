@@ -18,7 +18,7 @@ from rljob_trainer.hardware import Machine
 from rljob_trainer.pods import pod_placement
 from rljob_trainer.pods.environment import ControllerEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
-from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, require_engine_here, role_hosts, worker_of
+from rljob_trainer.pods.worker_facts import WorkerFacts, ray_cpus, require_engine_here, role_hosts, workers_of_processes
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopNow, StopRequest
 from tests.unit.pods.pod_variables import pod_variables
@@ -161,7 +161,6 @@ def test_each_gpu_gets_a_rank_or_an_engine_or_both(made: RoleHosts, ranks: int, 
 
 def test_a_workers_ray_has_room_for_all_its_bundles() -> None:
     bundles = hosts(policy(gpus=8), worker(8)).bundles
-    assert bundles is not None
     assert sum(bundle["CPU"] for bundle in bundles) <= ray_cpus(spec_of(policy(gpus=8)), "policy")
     apart = spec_of(policy(gpus=0), **ON_CPUS)
     assert ray_cpus(apart, "rollout") == 2 * ray_cpus(apart, "policy")
@@ -195,8 +194,9 @@ def test_the_pods_of_engines_follow_those_of_the_policy(
     spec: RLJobSpec, of_policy: dict[int, int], of_rollout: dict[int, int]
 ) -> None:
     """Pods by process. Those of an engine are in one pod."""
-    assert {rank: worker_of(spec, "policy", rank) for rank in of_policy} == of_policy
-    assert {rank: worker_of(spec, "rollout", rank) for rank in of_rollout} == of_rollout
+    workers = workers_of_processes(spec)
+    assert {rank: workers[f"policy-{rank}"] for rank in of_policy} == of_policy
+    assert {rank: workers[f"rollout-{rank}"] for rank in of_rollout} == of_rollout
 
 
 def test_a_worker_refuses_an_engine_that_its_gpus_cannot_run() -> None:

@@ -20,7 +20,6 @@ from rljob_trainer.pods.attempt_start import OutdatedSettings, RequiredAttempt, 
 from rljob_trainer.pods.controller_pod import AttemptListener, advice_about_files, run_controller
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment, WorkerEnvironment
 from rljob_trainer.runtime.job_run import Outcome
-from rljob_trainer.step_report.reporter import NoReportStore
 from tests.unit.pods.pod_variables import pod_variables, write_settings
 
 
@@ -34,7 +33,7 @@ def test_the_pod_environment_is_read_with_its_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"RLJOB_NAME": "", "RLJOB_ATTEMPT": "first"}, r"NAME: .*is not set.*ATTEMPT: .*integer.*, found 'first'"),
         ({"RLJOB_ATTEMPT": "0"}, r"RLJOB_ATTEMPT: .*found '0'"),
@@ -43,8 +42,8 @@ def test_the_pod_environment_is_read_with_its_defaults() -> None:
         ({"RLJOB_INDEX": "1"}, r"RLJOB_INDEX must be below RLJOB_WORKERS \(1\), found 1"),
     ],
 )
-def test_each_wrong_variable_is_named_with_its_value(tmp_path: Path, wrong: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidEnvironment, match=said):
+def test_each_wrong_variable_is_named_with_its_value(tmp_path: Path, wrong: dict[str, str], expected: str) -> None:
+    with pytest.raises(InvalidEnvironment, match=expected):
         WorkerEnvironment.read(pod_variables(tmp_path, **wrong))
 
 
@@ -56,7 +55,7 @@ def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "variables", "code", "said"),
+    ("spec", "variables", "code", "expected"),
     [
         ({}, {"RLJOB_ATTEMPT": ""}, ExitCode.INVALID_MANIFEST, "RLJOB_ATTEMPT"),
         ({"algorithm": {"steps": -1}}, {}, ExitCode.INVALID_MANIFEST, "spec.algorithm.steps"),
@@ -66,7 +65,7 @@ def test_a_wrong_field_of_the_plan_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_controller_that_cannot_start_reports_it_to_the_kubelet(
-    spec: Any, variables: dict[str, str], code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Any, variables: dict[str, str], code: ExitCode, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(path: Path) -> Any:
         if path.name == "unreadable":
@@ -83,7 +82,7 @@ def test_a_controller_that_cannot_start_reports_it_to_the_kubelet(
     message = read_termination_message((tmp_path / "termination-log").read_text())
     assert message is not None
     assert message.exit_code == code
-    assert said in message.message
+    assert expected in message.message
 
 
 def environment(directory: Path, created_for: int = 3, plan_generation: int = 1) -> WorkerEnvironment:
@@ -148,7 +147,7 @@ def test_a_new_pod_waits_out_the_file_of_an_earlier_pod_of_its_node(
 
 
 @pytest.mark.usefixtures("refreshes")
-def test_a_container_that_restarts_unasked_does_not_rejoin_its_attempt(tmp_path: Path) -> None:
+def test_a_container_that_restarts_by_itself_does_not_rejoin_its_attempt(tmp_path: Path) -> None:
     write_settings(tmp_path, 3)
     start_attempt(environment(tmp_path))
     with pytest.raises(OutdatedSettings, match=r"expected attempt 4 with memory plan 1 .* found attempt 3") as caught:
@@ -186,7 +185,7 @@ def test_advice_is_given_only_where_it_helps(
 
 def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    listener = AttemptListener(NoReportStore(), 2, ready)
+    listener = AttemptListener(None, 2, ready)
     listener.attempt_began(memory_plan(), [], lambda _text: None)
     assert not ready.exists()
     listener.phase_began(1, "sync")

@@ -18,11 +18,10 @@ from rljob_memory.budget.host import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.pods.ray_node import RayPorts, begin, endpoint, head_command, require_started, worker_command
-from rljob_trainer.pods.ray_start import EXIT_DIED
+from rljob_trainer.pods.ray_node import EXIT_DIED, begin, endpoint, head_command, require_started, worker_command
 from rljob_trainer.roles import ray_driver
 
-PORTS = RayPorts(6380)
+PORT = 6380
 
 
 def options(command: list[str]) -> dict[str, str]:
@@ -31,7 +30,7 @@ def options(command: list[str]) -> dict[str, str]:
 
 def test_the_head_has_the_documented_ports_and_no_resources_for_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000 << 20))
-    head = options(head_command(pod_ip="10.0.0.1", port=6379, ports=PORTS))
+    head = options(head_command(pod_ip="10.0.0.1", port=6379, first_port=PORT))
     assert (head["num-cpus"], head["num-gpus"]) == ("0", "0")
     assert "resources" not in head
     assert int(head["object-store-memory"]) == 800 << 20, "room is left in shared memory"
@@ -44,7 +43,9 @@ def test_the_head_has_the_documented_ports_and_no_resources_for_roles(monkeypatc
 
 
 def test_a_worker_is_found_by_its_own_resource() -> None:
-    command = worker_command(head="10.0.0.1:6379", pod_ip="10.0.0.2", ports=PORTS, cpus=4, gpus=2, resource="worker-3")
+    command = worker_command(
+        head="10.0.0.1:6379", pod_ip="10.0.0.2", first_port=PORT, cpus=4, gpus=2, resource="worker-3"
+    )
     worker = options(command)
     assert worker["resources"] == '{"worker-3": 1}'
     assert (worker["address"], worker["num-cpus"], worker["num-gpus"]) == ("10.0.0.1:6379", "4", "2")
@@ -54,17 +55,17 @@ def test_a_worker_is_found_by_its_own_resource() -> None:
 START_UNTIL_PROCESSES = """
 import sys
 from ray._private import node
-from rljob_trainer.pods import ray_start
+from rljob_trainer.pods import ray_node
 def started(self, parameters, **_):
     served = [name for name in sys.modules if name.startswith("ray.serve.")]
     raise SystemExit(f"client server: {parameters.ray_client_server_port}, imported: {served}")
 node.Node.__init__ = started
-ray_start.main()
+ray_node.main()
 """
 
 
 def test_the_head_serves_no_remote_drivers_and_imports_no_ray_serve(tmp_path: Path) -> None:
-    command = head_command(pod_ip="127.0.0.1", port=6379, ports=PORTS)
+    command = head_command(pod_ip="127.0.0.1", port=6379, first_port=PORT)
     begun = begin([command[0], "-c", START_UNTIL_PROCESSES, *command[3:]], tmp_path / "log")
     begun.wait(PATIENCE_SECONDS)
     assert "client server: None, imported: ['ray.serve.scripts']" in (tmp_path / "log").read_text()
@@ -91,7 +92,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("starting")
 @pytest.mark.parametrize(
-    ("failures", "starts", "raised", "said"),
+    ("failures", "starts", "raised", "expected"),
     [
         ([], 1, None, ""),
         ([ray_driver.RayDied("raylet")] * 2, 3, None, ""),
@@ -101,7 +102,11 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_ray_that_dies_is_started_three_times_at_most(
-    failures: list[Exception], starts: int, raised: type[Exception] | None, said: str, monkeypatch: pytest.MonkeyPatch
+    failures: list[Exception],
+    starts: int,
+    raised: type[Exception] | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun = []
 
@@ -111,7 +116,7 @@ def test_a_ray_that_dies_is_started_three_times_at_most(
             raise failures[len(begun) - 1]
 
     monkeypatch.setattr(ray, "init", init)
-    with nullcontext() if raised is None else pytest.raises(raised, match=said):
+    with nullcontext() if raised is None else pytest.raises(raised, match=expected):
         ray_driver.start_local_ray(cpus=1, gpus=0, object_store_bytes=1)
     assert len(begun) == starts
 

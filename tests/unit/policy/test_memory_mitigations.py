@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -17,30 +20,31 @@ from rljob_client.errors import RunError
 from rljob_memory.allocator import setting_problems
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.policy import exporting_rank
-from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.exporting_rank import ExportingRank, WeightExport
-from rljob_trainer.policy.memory_mitigations import caching_allocator
-from rljob_trainer.policy.memory_mitigations.caching_allocator import (
+from rljob_trainer.policy.caching_allocator import (
     MIN_RELEASE_BYTES,
     ExpandableSegments,
     cache_released_after,
     settings_with,
 )
+from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.exporting_rank import ExportingRank
 
 ON, OFF = "expandable_segments:True", "expandable_segments:False"
-NEW_TORCH, OLD_TORCH = (2, 11), (2, 10)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Settings passed to the allocator, in order; `flush` stands for an emptied cache."""
     calls: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", calls.append)
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_setAllocatorSettings",
+        lambda settings: calls.append(settings.rpartition(",large_segment_size_mb")[0]),
+    )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("flush"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: calls.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setattr(caching_allocator, "torch_release", lambda _version: OLD_TORCH)
     return calls
 
 
@@ -54,26 +58,24 @@ def expandable() -> ExpandableSegments:
 
 
 @pytest.mark.parametrize(
-    ("inherited", "torch_release", "enabled", "expected"),
+    ("inherited", "enabled", "expected"),
     [
         (
             f"roundup_power2_divisions:[256:1,512:2],{OFF}",
-            OLD_TORCH,
             True,
-            f"roundup_power2_divisions:[256:1,512:2],{ON}",
+            f"roundup_power2_divisions:[256:1,512:2],{ON},large_segment_size_mb:256",
         ),
-        ("", OLD_TORCH, False, OFF),
-        ("", NEW_TORCH, True, f"{ON},large_segment_size_mb:256"),
-        ("", NEW_TORCH, False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
-        ("large_segment_size_mb:64", NEW_TORCH, True, f"large_segment_size_mb:64,{ON}"),
+        ("", True, f"{ON},large_segment_size_mb:256"),
+        ("", False, f"{OFF},large_segment_size_mb:20"),  # torch's own size
+        ("large_segment_size_mb:64", True, f"large_segment_size_mb:64,{ON}"),
     ],
 )
 def test_segments_are_switched_beside_inherited_settings_with_large_pages(
-    inherited: str, torch_release: tuple[int, int], enabled: bool, expected: str
+    inherited: str, enabled: bool, expected: str
 ) -> None:
-    made = settings_with(inherited, torch_release, expandable_segments=enabled)
+    made = settings_with(inherited, expandable_segments=enabled)
     assert made == expected
-    assert setting_problems(made, torch_release) == []
+    assert setting_problems(made, (2, 11)) == []
 
 
 def test_segments_come_back_once_after_nested_and_failed_exports(calls: list[str]) -> None:
@@ -130,52 +132,63 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
     assert not classic.enabled
 
 
-def test_older_torch_is_set_by_its_own_variable(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    by_old_name: list[str] = []
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", by_old_name.append)
-    ExpandableSegments().enable()
-    assert (calls, by_old_name) == ([], [ON])
-
-
 # --- weight export ---
+
+
+class Rank(ExportingRank):
+    """Without a model. Its largest parameters that are sent together have 30 bytes."""
+
+    def __init__(self, directory: Path, memory: MemoryPlan) -> None:
+        super().__init__(0, 1, PolicyConfig(directory, directory, "cuda", "bfloat16", AlgorithmSpec(steps=1), memory))
+        self._segments.enable()
+
+    @contextmanager
+    def weights_for_sync(self) -> Iterator[Any]:
+        yield iter(())
+
+    def _largest_unit_bytes(self, _model: Any) -> int:
+        return 30
+
+    def use(self, memory: MemoryPlan) -> None:
+        self.config = replace(self.config, memory=memory)
+        self._arrange_export_buffer(cast(Any, None))
 
 
 def reserving(bucket_bytes: int) -> MemoryPlan:
     return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
 
-def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str]) -> None:
-    export = WeightExport(expandable(), largest_unit_bytes=10)
-    export.arrange(memory_plan(weight_export="SwitchSegments"))
-    with export.exporting():
+def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str], tmp_path: Path) -> None:
+    rank = Rank(tmp_path, memory_plan())
+    rank.use(memory_plan(weight_export="SwitchSegments"))
+    with rank.weights_for_export():
         assert calls == [ON, OFF, "flush"]
     assert calls[3:] == ["collect", "flush", ON]
-    assert export.buffer is None
+    assert rank.export_buffer is None
 
 
 def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def allocated(capacity_bytes: int) -> SimpleNamespace:
         calls.append("allocate")
         return SimpleNamespace(capacity_bytes=capacity_bytes)
 
     monkeypatch.setattr(exporting_rank, "ReservedBuffer", allocated)
-    export = WeightExport(expandable(), largest_unit_bytes=30)
+    rank = Rank(tmp_path, memory_plan())
     sizes = []
     for bucket_bytes in (20, 100, 50):
-        export.arrange(reserving(bucket_bytes))
-        assert export.buffer is not None
-        sizes.append(export.buffer.capacity_bytes)
+        rank.use(reserving(bucket_bytes))
+        assert rank.export_buffer is not None
+        sizes.append(rank.export_buffer.capacity_bytes)
     assert sizes == [30, 100, 100]
     assert calls == [ON, *(OFF, "flush", "allocate", ON) * 2]
     calls.clear()
-    with export.exporting():
+    with rank.weights_for_export():
         pass
     assert calls == [], "a sync neither switches nor flushes"
-    export.arrange(memory_plan())
-    assert export.buffer is None
+    rank.use(memory_plan())
+    assert rank.export_buffer is None
 
 
 # --- cached memory ---
@@ -228,7 +241,6 @@ def test_emptying_the_cache_takes_effect_at_once(calls: list[str], caching: list
         0, 1, PolicyConfig(tmp_path, tmp_path, "cuda", "bfloat16", AlgorithmSpec(steps=1), hoarding)
     )
     rank._loaded = SimpleNamespace(model=SimpleNamespace(chunk_tokens=0), update=SimpleNamespace(config=None))
-    rank._weight_export = WeightExport(rank._segments, largest_unit_bytes=8)
     rank.change_memory(hoarding.model_copy(update={"logprob_chunk_tokens": 32}))
     assert calls == []
     rank.change_memory(hoarding.model_copy(update={"empty_cache": True}))

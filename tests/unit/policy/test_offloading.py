@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from rljob_client.errors import BadInput
+from rljob_trainer.policy import policy_offload
 from rljob_trainer.policy.host_array import HostArray
-from rljob_trainer.policy.memory_mitigations import policy_offload
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.optimizer_state import SLOTS, Copies, InOrder, Lanes, stream_through
+from rljob_trainer.policy.policy_offload import PolicyOffload
 
-# Buckets that pass through a device in three queues are complete, in whatever order the queues advance.
+# Buckets that pass through a device in three queues are complete, in any order of the queues.
 
 
 CPU = torch.device("cpu")
@@ -54,8 +54,8 @@ class ScrambledLanes:
         return self._items
 
 
-def buckets_of(elements: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, elements)) for start in range(0, elements, size)]
+def buckets_of(arrays: list[torch.Tensor], size: int) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*(array.split(size) for array in arrays if len(array)), strict=True))
 
 
 @pytest.mark.parametrize("lanes", [InOrder(), *(ScrambledLanes(seed) for seed in range(20))])
@@ -68,7 +68,7 @@ def test_every_element_is_worked_on_once(lanes: Lanes, elements: int) -> None:
         parts[0].mul_(2).add_(parts[1])
         parts[1].add_(1)
 
-    stream_through(lanes, CPU, [first, second], buckets_of(elements, 4), work)
+    stream_through(lanes, CPU, buckets_of([first, second], 4), work)
     assert torch.equal(first, expected)
     assert second.tolist() == [2] * elements
 
@@ -78,8 +78,7 @@ def test_at_most_three_buckets_are_on_the_device() -> None:
     stream_through(
         InOrder(),
         CPU,
-        [torch.zeros(40)],
-        buckets_of(40, 4),
+        buckets_of([torch.zeros(40)], 4),
         lambda _bucket, parts: storages.add(parts[0].untyped_storage().data_ptr()),
     )
     assert len(storages) == SLOTS
@@ -94,7 +93,7 @@ def test_a_failing_bucket_leaves_those_after_it_unchanged() -> None:
         parts[0].add_(1)
 
     with pytest.raises(torch.OutOfMemoryError):
-        stream_through(InOrder(), CPU, [array], buckets_of(12, 4), work)
+        stream_through(InOrder(), CPU, buckets_of([array], 4), work)
     assert array.tolist() == [1] * 4 + [0] * 8
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_testing.memory_plans import memory_plan
+from rljob_testing.policy_models import master_of
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.optimizer import MasterAdamW
 from rljob_trainer.policy.optimizer_state import joined, split, stochastically_rounded
@@ -25,7 +26,7 @@ SHAPES = {
     "whole": (4, 256),
     "last": (1000,),
 }
-"""With several blocks of moments in 8 bits, of which the last one is complete or not."""
+"""With several blocks of moments in 8 bits, the last one complete or not."""
 
 
 class Weights(nn.Module):
@@ -64,7 +65,7 @@ def learn(optimizer: MasterAdamW, steps: int) -> None:
 def everything(optimizer: MasterAdamW) -> dict[str, torch.Tensor]:
     found = {}
     for name in optimizer.parameters:
-        found[f"{name}.master"] = torch.cat([piece for _, piece in optimizer.master_pieces(name)])
+        found[f"{name}.master"] = master_of(optimizer, name).clone()
         found |= {f"{name}.{key}": value.clone() for key, value in optimizer.state_of(name).items()}
     return found
 
@@ -113,7 +114,7 @@ def test_it_is_the_adamw_of_torch_on_float32_masters(dtype: torch.dtype) -> None
         optimizer.gradients.clear()
         torchs.step()
     for name, master in masters.items():
-        found = torch.cat([piece for _, piece in optimizer.master_pieces(name)]).view(master.shape)
+        found = master_of(optimizer, name)
         torch.testing.assert_close(found, master.detach(), rtol=1e-6, atol=1e-7)
     assert torch.equal(model.frozen, Weights(dtype).frozen)
 
@@ -176,7 +177,7 @@ def test_rounded_second_moments_decay(moments: str) -> None:
         (model["weight"] * grads).sum().backward()
         optimizer.step()
         optimizer.gradients.clear()
-    _, found = optimizer.moments.read(optimizer.state.arrays())
+    found = optimizer.moments.read(optimizer.state.arrays())["exp_avg_sq"]
     expected_type = {"bfloat16": torch.bfloat16, "int8": torch.uint8}[moments]
     assert optimizer.state_of("weight")["exp_avg_sq"].dtype == expected_type
     assert float(found.view(16, 256)[:, 1:].float().mean()) == pytest.approx(0.001 * 0.999**200, rel=0.05)
@@ -224,11 +225,7 @@ def test_masters_that_are_no_bfloat16_numbers_are_kept() -> None:
     model.matrix.data, remainders = split(masters)
     config = PolicyConfig(Path(), Path(), "cpu", "bfloat16", AlgorithmSpec(steps=1, learning_rate=1e-3), memory_plan())
     optimizer = MasterAdamW(model, config, {"matrix": remainders})  # type: ignore[arg-type]
-    [(_, found)] = optimizer.master_pieces("matrix")
-    assert torch.equal(found.view(masters.shape), masters)
-    optimizer.set_master("matrix", masters + 1e-4)
-    [(_, found)] = optimizer.master_pieces("matrix")
-    assert torch.equal(found.view(masters.shape), masters + 1e-4)
+    assert torch.equal(master_of(optimizer, "matrix"), masters)
 
 
 def test_norms_biases_and_embeddings_do_not_decay() -> None:

@@ -42,7 +42,7 @@ def test_the_roles_are_given_the_memory_plan() -> None:
         plan,
         model_dir=Path("/model"),
         output_dir=Path("/out"),
-        hosts=RoleHosts(machine, machine, "cuda", 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True),
+        hosts=RoleHosts(machine, machine, "cuda", 1, 1, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True),
         parameters=10**9,
         allocator_environments={},
     )

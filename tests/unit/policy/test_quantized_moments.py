@@ -11,14 +11,14 @@ from rljob_trainer.policy.moments import (
     CHUNK,
     MOMENTS,
     Moment,
-    MomentQuantizer,
+    QuantizedType,
     signed_map,
     squared_map,
 )
 from rljob_trainer.policy.optimizer_state import BLOCK
 
 CPU = torch.device("cpu")
-QUANTIZER = MomentQuantizer(CPU)
+QUANTIZER = QuantizedType(CPU)
 SMALLEST = {"exp_avg": 5.5e-7, "exp_avg_sq": 3.25e-7**2}
 """The smallest number above zero of each map, of a block whose largest is 1."""
 

@@ -27,8 +27,6 @@ from rljob_trainer.step_report.reporter import (
     SendSchedule,
     StepReporter,
     memory_of_ranks,
-    reward_of,
-    seconds_of,
 )
 from tests.unit.ledger.samples import plan_change, plan_change_record, step_record
 
@@ -64,10 +62,14 @@ def test_of_too_many_processes_those_with_least_memory_are_reported() -> None:
 
 
 def test_a_missing_reward_is_omitted_and_an_absent_phase_took_no_time() -> None:
-    assert reward_of(step_record(1, reward=0.25)) == 0.25
-    assert reward_of(step_record(1, reward=float("nan"))) is None
-    seconds = seconds_of(step_record(1))
-    assert (seconds.rollout, seconds.update, seconds.checkpoint) == (0.6, 0.3, 0.0)
+    store = Store()
+    reporter = reporter_of(store)
+    reporter.step_committed(step_record(1, reward=float("nan")), {})
+    reporter.close(PATIENCE_SECONDS)
+    report = store.applied[-1]
+    assert (report.step, report.reward) == (1, None)
+    assert report.seconds is not None
+    assert (report.seconds.rollout, report.seconds.update, report.seconds.checkpoint) == (0.6, 0.3, 0.0)
 
 
 def test_the_report_is_small_and_sent_without_defaults() -> None:
@@ -77,7 +79,7 @@ def test_the_report_is_small_and_sent_without_defaults() -> None:
     report = StepReportStatus(attempt=1, step=0, plan=PLAN, update_time=NOW, memory=memory_of_ranks(memory))
     assert len(encoded("digits", report)) < 11_000
     sent = json.loads(encoded("digits", report))
-    assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, whatever else stood here"
+    assert sent["metadata"] == {"name": "digits"}, "an apply would claim, or clear, all other fields"
     assert sent["kind"] == "StepReport"
     assert sent["status"]["step"] == 0
     assert "reward" not in sent["status"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from rljob_testing.patience import Deadline
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.reward_worker import Progress
 from rljob_trainer.tasks.scoring import ChosenRewards, RewardFailure, ScoringHere
 
 REWARDS = """
@@ -146,25 +144,6 @@ def test_workers_are_added_while_slow_calls_wait(pool: Any) -> None:
         return len(seen) == 3
 
     until(all_have_worked, "all workers to load and to work")
-
-
-def test_the_start_of_a_call_is_never_read_half_written() -> None:
-    descriptor = os.memfd_create("progress")
-    os.ftruncate(descriptor, Progress.SIZE_BYTES)
-    progress, begun = Progress(descriptor), time.monotonic()
-    progress.begin(7)
-    program = (
-        "import sys; from rljob_trainer.tasks.reward_worker import Progress; progress = Progress(int(sys.argv[1]))\n"
-        "for _ in range(2_000_000): progress.begin(7)"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", program, str(descriptor)], pass_fds=[descriptor])
-    while writer.poll() is None:
-        for _ in range(1000):
-            position, start = progress.read()
-            assert position == 7
-            assert start >= begun
-    assert writer.returncode == 0
-    os.close(descriptor)
 
 
 def test_a_dropped_step_leaves_no_calls(pool: Any) -> None:

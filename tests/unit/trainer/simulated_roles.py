@@ -19,8 +19,9 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.actor import known_failure
 from rljob_trainer.roles.faults import InjectedFault
-from rljob_trainer.rollout.lots import Lot, LotResult, Segment, generate_lot
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.roles.generation import WorkQueue
+from rljob_trainer.rollout.lots import EngineWork, Segment, WholeGroups, generate_lot
+from rljob_trainer.rollout_batch import Completion, RolloutBatch
 
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
@@ -69,6 +70,7 @@ class SimulatedProcesses:
     ranks: int
     started: bool = False
     loaded: bool = False
+    scattered: bool = False
     loading: dict[str, object] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     """Calls in which a fault was injected."""
@@ -78,11 +80,6 @@ class SimulatedProcesses:
 
     def inject(self, _rank: int, fault: InjectedFault) -> None:
         self.faults.append(fault.method)
-
-
-@dataclass
-class SimulatedRanks:
-    scattered: bool = False
 
 
 @dataclass
@@ -112,8 +109,7 @@ class SimulatedRoles:
         self.clock = PartClock()
         self.policy = SimulatedProcesses("policy", ranks)
         self.engines = SimulatedProcesses("rollout", ranks)
-        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
-        self.ranks = SimulatedRanks()
+        self.settings = SimpleNamespace(policy=SimpleNamespace(device="cpu"), rollout=SimpleNamespace(max_num_seqs=64))
         self.weights: str | None = None
         self.engine_weights: str | None = None
         self.half_written = False
@@ -149,11 +145,11 @@ class SimulatedRoles:
     def rejoin_policy(self) -> None:
         self._may_fail("policy-0", "rejoin")
         self.rejoined += 1
-        self.ranks.scattered = self.half_written = False
+        self.policy.scattered = self.half_written = False
 
     def end(self, role: Role) -> None:
         if role == "policy":
-            self.ranks.scattered = False
+            self.policy.scattered = False
             self.policy.started = self.policy.loaded = False
             self.policy_at = self.weights = None
         else:
@@ -163,63 +159,44 @@ class SimulatedRoles:
 
     # --- the phases of a step ---
 
+    engine_count = 1
+
     def generate(
         self,
         step: int,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        seeds: Sequence[int],
-        expected_tokens: Sequence[float],
-        on_group: Callable[[int, Sequence[Completion]], None],
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
+        queue: WorkQueue,
+        work: Callable[[Sequence[int]], EngineWork],
+        on_result: Callable[[int, Any], None],
     ) -> SimulatedGeneration:
-        assert self.engine_weights is not None, "an engine without weights was asked to generate"
-        weights, engines = self.engine_weights, self.engines_ended
-
-        def finish() -> tuple[list[list[Completion]], dict[str, MemorySample]]:
-            assert engines == self.engines_ended, "engines that were stopped were waited for"
-            self._may_fail("rollout-0", f"generate {step}")
-            groups = []
-            for seed in seeds:
-                digests = [
-                    hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)
-                ]
-                groups.append([Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests])
-            for place in reversed(range(len(groups))):  # in no particular order
-                on_group(place, groups[place])
-            return groups, {}
-
-        return SimulatedGeneration(finish)
-
-    engine_count = 1
-
-    def generate_lots(
-        self,
-        step: int,
-        lots: Sequence[Lot],
-        on_lot: Callable[[int, LotResult], None],
-        may_replace: Callable[[WorkerLost], bool],
-    ) -> SimulatedGeneration:
-        assert self.engine_weights is not None, "an engine without weights was asked to generate"
+        assert self.engine_weights is not None, "an engine without weights was requested to generate"
         assert self.engines_at is not None
         weights, version, engines = self.engine_weights, self.engines_at, self.engines_ended
+        items = work(range(len(queue)))
 
         def tokens(segments: Sequence[Segment]) -> list[Completion]:
             return [drawn(f"{weights}/{segment}", segment.max_tokens) for segment in segments]
 
-        def finish() -> tuple[list[LotResult], dict[str, MemorySample]]:
+        def group(seed: int, group_size: int) -> list[Completion]:
+            digests = [hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)]
+            return [Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests]
+
+        def finish() -> tuple[list[Any], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"
             self._may_fail("rollout-0", f"generate {step}")
-            results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in lots]
-            for place, result in enumerate(results):
-                on_lot(place, result)
+            results: list[Any]
+            if isinstance(items, WholeGroups):
+                results = [group(seed, items.group_size) for seed in items.seeds]
+            else:
+                results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in items.lots]
+            for item in reversed(range(len(results))):  # in no particular order
+                on_result(item, results[item])
             return results, {}
 
         return SimulatedGeneration(finish)
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         assert self.weights is not None
-        assert not self.ranks.scattered, "an update was done by ranks without a group"
+        assert not self.policy.scattered, "an update was done by ranks without a group"
         assert not self.half_written, "an update was done on parameters that were half-written"
         assert self.policy_at == batch.step - 1, "an update was left out or done twice"
         before, self.policy_at = self.policy_at, None
@@ -227,15 +204,15 @@ class SimulatedRoles:
             self._may_fail("policy-0", f"update {batch.step}")
         except DeviceOutOfMemory as failure:
             self.half_written = HALFWAY in str(failure)
-            self.ranks.scattered = len(self.policy) > 1
-            self.policy_at = before if self.ranks.scattered or not self.half_written else None
+            self.policy.scattered = len(self.policy) > 1
+            self.policy_at = before if self.policy.scattered or not self.half_written else None
             raise
         self.weights = learnt(self.weights, batch)
         self.policy_at = batch.step
         self.updates.append(batch.step)
         return {"policy-0": UpdateResult({"loss": 0.0}, MemorySample(), 0.1)}
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
+    def sync(self, version: int) -> None:
         self.engines_at = self.engine_weights = None
         self._may_fail("policy-0" if self.calls % 2 else "rollout-0", f"sync {version}")
         assert self.policy_at == version

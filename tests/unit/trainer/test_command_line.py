@@ -49,7 +49,7 @@ def test_neither_the_locale_nor_the_working_directory_changes_a_command(locale: 
     assert "Traceback" not in printed
 
 
-def test_a_locale_without_a_character_of_the_output_prints_it_all_the_same(tmp_path: Path) -> None:
+def test_output_is_printed_in_a_locale_that_lacks_its_characters(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.batch.\n")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "rljob_client", "diagnose", str(tmp_path)]

@@ -323,7 +323,7 @@ def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: P
     assert limits == {2: 600, 3: 3600, 4: 600, 5: 3600, 6: 600}, "checkpoints begin after steps 2 and 4"
 
 
-def test_stale_rollouts_are_generated_again_with_the_weights_of_then(tmp_path: Path) -> None:
+def test_stale_rollouts_are_repeated_with_the_weights_of_their_step(tmp_path: Path) -> None:
     """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
     whole, failing = undisturbed(tmp_path / "whole", staleness=1), Job(tmp_path, staleness=1)
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
@@ -364,7 +364,7 @@ FROM_CHECKPOINT = [1, 2, 3, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
-    ("failures", "ranks", "updates", "rejoined", "said"),
+    ("failures", "ranks", "updates", "rejoined", "expected"),
     [
         ({"update 3": WHOLE}, 1, ALL, 0, "Recovered: resumed at step 3 after "),
         ({"update 4": HALFWAY}, 1, FROM_CHECKPOINT, 0, "Recovered: resumed at step 4 after "),
@@ -374,14 +374,14 @@ FROM_CHECKPOINT = [1, 2, 3, 3, 4, 5, 6]
     ids=["a retry in the same process", "half-written parameters", "a new group", "no new group"],
 )
 def test_only_steps_whose_weights_are_lost_are_replayed(
-    failures: dict[str, str], ranks: int, updates: list[int], rejoined: int, said: str, tmp_path: Path
+    failures: dict[str, str], ranks: int, updates: list[int], rejoined: int, expected: str, tmp_path: Path
 ) -> None:
     roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks))
     assert (roles.updates, roles.rejoined) == (updates, rejoined)
     assert [event for event, _ in listener.events[:2]] == ["changed", "recovered"]
     assert "OutOfMemory: policy rank 0 in update, step " in printed
     assert "PlanChanged: " in printed
-    assert said in printed
+    assert expected in printed
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "expected"),
     [
         ({"logprob_diff_mean": 3.2}, r"mean difference of 3\.20 nats"),
         ({"logprob_diff_mean": math.nan}, "expected finite log-probabilities in the first step, found .* nan nats"),
@@ -517,9 +517,9 @@ def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: 
     ],
 )
 def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
-    tmp_path: Path, metrics: dict[str, float], said: str
+    tmp_path: Path, metrics: dict[str, float], expected: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=expected):
         Job(tmp_path).attempt(Measured([1], **metrics))
     assert Job(tmp_path).rewards == []
     Job(tmp_path).attempt(Measured([2], **metrics))

@@ -308,7 +308,7 @@ def test_engines_get_more_while_the_controller_waits_for_something_else() -> Non
     assert run.finish() == EXPECTED
 
 
-def test_a_failure_meanwhile_is_raised_when_the_results_are_needed() -> None:
+def test_a_failure_during_other_work_is_raised_with_the_results() -> None:
     run = served(Run(engines(0, count=2), may_replace=False))
     assert run.replaced == []
     with pytest.raises(WorkerLost):

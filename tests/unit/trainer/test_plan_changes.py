@@ -126,7 +126,7 @@ JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
-    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", None, 64 * GIB, True)
+    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", (), 64 * GIB, True)
     model = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
     shown: list[str] = []
     planned = attempt_plan.plan_attempt(
@@ -172,7 +172,7 @@ class Watch(RunListener):
     def __init__(self, prevented: bool) -> None:
         self.pressures: list[MemoryPressure | None] = []
         self.warnings: list[str] = []
-        self.asked: list[tuple[str, int]] = []
+        self.requests: list[tuple[str, int]] = []
         self._prevented = prevented
         self._warning = EarlyWarning(1_000, self._prevent, self, self.warnings.append)
 
@@ -180,7 +180,7 @@ class Watch(RunListener):
         self.pressures.append(pressure)
 
     def _prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        self.asked.append((pressure.diagnosis.class_name, step))
+        self.requests.append((pressure.diagnosis.class_name, step))
         return self._prevented
 
     def look(self, step: int) -> None:
@@ -205,14 +205,14 @@ def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
     [warned] = watch.warnings
     assert warned.startswith("MemoryPressure: policy rank 0 is projected to run out of memory")
     assert "RetainedGraph" in warned
-    assert watch.asked[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
+    assert watch.requests[-1] == ("RetainedGraph", 15), "the plan would be changed before the next step"
 
 
 def test_a_change_resets_the_forecast() -> None:
     watch, step = Watch(prevented=True), 0
-    while not watch.asked:
+    while not watch.requests:
         step += 1
         watch.look(step)
     watch.look(step + 1)
     assert watch.pressures[-1] is None
-    assert watch.asked == [("RetainedGraph", step + 1)]
+    assert watch.requests == [("RetainedGraph", step + 1)]

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.topology import worker_pods
 from rljob_client.errors import BadInput
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
@@ -18,7 +19,7 @@ from rljob_trainer.hardware import Machine, this_machine, visible_gpus
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
-from rljob_trainer.runtime.role_settings import policy_ranks, role_settings, rollout_engines
+from rljob_trainer.runtime.role_settings import role_settings, rollout_engines
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
@@ -37,7 +38,7 @@ def spec(**changes: dict[str, Any]) -> RLJobSpec:
 def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any = None, **changes: Any) -> Any:
     """Of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
     device: Any = "cuda" if machine.gpu_memory_bytes else "cpu"
-    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", None, shared_memory_bytes=4 << 30, may_compile=True)
+    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True)
     return role_settings(
         spec(**changes),
         memory_plan(),
@@ -64,7 +65,7 @@ def test_other_adapters_are_another_job() -> None:
         given = spec(policy=lora).model_dump(by_alias=True)
         return identity(RLJob.model_validate({"metadata": {"name": "a"}, "spec": given}))
 
-    assert of().keys() == {"model", "task", "algorithm"}
+    assert of() != of(lora={}), "with the defaults"
     assert {"files", "cache"}.isdisjoint(of()["task"] | of()["model"])
     assert of(lora={"rank": 8}) != of(lora={"rank": 4})
     assert of(lora={"rank": 8}) == of(lora={"rank": 8, "export": "Adapter"})
@@ -108,7 +109,8 @@ def hosts_on(
 
 def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> None:
     for policy, ranks in (({"replicas": 2}, 2), ({"gpusPerReplica": 2}, 2), ({"replicas": 3, "gpusPerReplica": 0}, 3)):
-        assert policy_ranks(spec(policy=policy)) == rollout_engines(spec(policy=policy)) == ranks
+        job = spec(policy=policy)
+        assert worker_pods(job)[0].processes == rollout_engines(job) == ranks
 
 
 def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +121,7 @@ def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: p
     on_two_gpus = ({"GPU": 1, "CPU": 2},) * 2
     assert placed(TWO_GPUS, gpusPerReplica=2) == ("cuda", 2, 2, on_two_gpus), "each shared with an engine"
     assert placed(TWO_GPUS, rollout={}) == ("cuda", 1, 1, on_two_gpus), "one for each"
-    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, None)
+    assert placed(CPU, gpusPerReplica=2) == ("cpu", 2, 2, ({"CPU": 2},) * 2)
 
 
 def test_more_processes_than_gpus_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +151,7 @@ def test_both_roles_have_the_settings_of_the_manifest() -> None:
     assert changed.policy.algorithm.dual_clip == 0
 
 
-def test_role_processes_have_an_environment_of_their_own() -> None:
+def test_each_role_has_its_own_environment() -> None:
     made = settings(TWO_GPUS)
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments

@@ -15,14 +15,14 @@ from rljob_client.errors import RunError
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.phase_clock import PartClock
-from rljob_trainer.roles import absent_engines, generation, role_processes, topologies
+from rljob_trainer.roles import engine_processes, generation, role_processes
 from rljob_trainer.roles import roles as roles_module
-from rljob_trainer.roles.absent_engines import has_place
+from rljob_trainer.roles.engine_processes import has_place
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.roles.topologies import ColocatedRoles, DisaggregatedRoles, roles_of
+from rljob_trainer.roles.topologies import ColocatedRoles, roles_of
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout_batch import Prompt
+from rljob_trainer.rollout.lots import WholeGroups
 
 TOPOLOGIES = ("Colocated", "Disaggregated")
 BUNDLES = ({"CPU": 2, "worker-1": 0.001}, {"CPU": 2, "worker-2": 0.001}, {"CPU": 2, "worker-2": 0.001})
@@ -137,12 +137,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(role_processes, "spawn", machine.spawn)
     monkeypatch.setattr(ray, "kill", machine.kill)
     monkeypatch.setattr(ray, "put", lambda given: given)
-    for module in (absent_engines, topologies, generation, role_processes, roles_module):
+    for module in (engine_processes, generation, role_processes, roles_module):
         monkeypatch.setattr(module, "wait_for", machine.wait_for)
     monkeypatch.setattr(roles_module, "placement_group", lambda _bundles: None)
-    monkeypatch.setattr(absent_engines, "has_place", lambda bundle: not machine.lost & set(bundle))
-    monkeypatch.setattr(absent_engines, "_ended", machine.ended)
-    monkeypatch.setattr(absent_engines, "time", SimpleNamespace(monotonic=lambda: machine.now))
+    monkeypatch.setattr(engine_processes, "has_place", lambda bundle: not machine.lost & set(bundle))
+    monkeypatch.setattr(engine_processes, "_ended", machine.ended)
+    monkeypatch.setattr(engine_processes, "time", SimpleNamespace(monotonic=lambda: machine.now))
     return machine
 
 
@@ -154,7 +154,9 @@ def settings(
         Path("/model"), device, "bfloat16", 64, 8, 1 << 20, 8, sleep_level=sleep_level, tensor_parallel_size=size
     )
     policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=offload), checkpoint_copy=None)
-    return RoleSettings(topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), None)
+    return RoleSettings(
+        topology, ranks, engines, policy, rollout, {}, {}, Path("/out"), ({"CPU": 2},) * (ranks + engines)
+    )
 
 
 def started(given: RoleSettings | Roles) -> Any:
@@ -168,10 +170,11 @@ def allowed(_failure: WorkerLost) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("machine")
 def test_only_colocated_processes_share_gpus_and_bundles() -> None:
     shared, apart = settings("Colocated", "cuda", ranks=2), settings("Disaggregated", "cuda", ranks=2)
     assert type(roles_of(shared, PartClock())) is ColocatedRoles
-    assert type(roles_of(apart, PartClock())) is DisaggregatedRoles
+    assert type(roles_of(apart, PartClock())) is Roles
     assert (shared.gpus_per_process, shared.first_engine_bundle) == (0.5, 0)
     assert (apart.gpus_per_process, apart.first_engine_bundle) == (1.0, 2)
     assert settings("Disaggregated", "cpu").gpus_per_process == 0
@@ -204,7 +207,7 @@ def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(machine: Machine, of
 
 
 def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: Machine) -> None:
-    """A failed sync leaves their weights on the GPU, where the next policy would load and replay beside them."""
+    """A failed sync leaves their weights on the GPU, where the next policy would load and replay."""
     machine.gpu = Gpu(cache=4)
     roles = started(settings("Colocated", "cuda"))
     machine.results["policy-0 sync"] = DeviceOutOfMemory("")
@@ -275,8 +278,10 @@ def test_a_lost_process_is_replaced_with_those_of_its_engine(
 
 def replacement(roles: Any) -> Callable[[WorkerLost], dict[str, Any]]:
     """Begins to replace an engine that is lost during a generation."""
+    roles.may_replace = allowed
+    queue = generation.WorkQueue([1.0], concurrent_sequences=1)
     begin: Callable[[WorkerLost], dict[str, Any]] = roles.generate(
-        1, [Prompt(0, [0], "")], 1, [0], [1.0], may_replace=allowed
+        1, queue, lambda places: WholeGroups(places, [[0]], 1, [0]), print
     ).replacement
     return begin
 
@@ -293,7 +298,7 @@ def new_engines(machine: Machine) -> list[str]:
     return [process.name for process in machine.started[1:]]
 
 
-def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(machine: Machine) -> None:
+def test_a_sync_continues_without_the_engines_of_a_lost_pod(machine: Machine) -> None:
     roles, asked = in_pods(machine), list[WorkerLost]()
 
     def may_replace(failure: WorkerLost) -> bool:
@@ -302,15 +307,16 @@ def test_a_sync_goes_on_without_the_engines_of_a_lost_pod(machine: Machine) -> N
 
     machine.lost = {"worker-2"}
     machine.lost_in_sync = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
-    roles.sync(4, may_replace)
+    roles.may_replace = may_replace
+    roles.sync(4)
     assert (machine.synced, roles.engines_at) == (["rollout-0"], 4)
     assert [(failure.actor, failure.place_lost) for failure in asked] == [("rollout-1", True), ("rollout-2", True)]
     machine.lost_in_sync = {}
     roles.sync(5)
     assert new_engines(machine) == [], "their pod is not there"
     machine.lost.clear()
-    roles.absent.start_returned()
-    roles.absent.start_returned()
+    roles.engines.start_returned()
+    roles.engines.start_returned()
     assert new_engines(machine) == ["rollout-1", "rollout-2"]
     machine.still_starting = {"rollout-1", "rollout-2"}
     roles.sync(6)
@@ -328,11 +334,12 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: M
     roles = in_pods(machine, ranks=2)
     machine.lost = {"worker-2"}
     machine.lost_in_sync = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
-    roles.sync(4, allowed)
+    roles.may_replace = allowed
+    roles.sync(4)
     assert machine.synced == ["rollout-0"], "it could not be repeated"
     machine.lost = {"worker-1", "worker-2"}
     with pytest.raises(WorkerLost, match="rollout-0 died with its pod"):
-        roles.sync(5, allowed)
+        roles.sync(5)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +357,9 @@ def test_otherwise_a_lost_engine_fails_the_sync(
 ) -> None:
     roles = in_pods(machine, ranks)
     machine.lost_in_sync, machine.lost_meanwhile = {f"rollout-{n}": failure("") for n in lost}, pods_lost
+    roles.may_replace = lambda _failure: replaced
     with pytest.raises(WorkerLost):
-        roles.sync(4, lambda _failure: replaced)
+        roles.sync(4)
     assert roles.engines_at is None
 
 
@@ -377,7 +385,7 @@ def without_engine_1(machine: Machine) -> Any:
 
 
 def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, machine: Machine) -> None:
-    machine.now += absent_engines.REJOIN_SECONDS - 1
+    machine.now += engine_processes.REJOIN_SECONDS - 1
     without_engine_1.sync(4)
     machine.now += 2
     with pytest.raises(WorkerLost, match="expected a new pod for rollout-1 within 1800 s") as raised:
@@ -399,17 +407,18 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
 ) -> None:
     machine.lost.clear()
     machine.results["rollout-1 start"] = failure("while starting")
-    without_engine_1.absent.start_returned()
+    without_engine_1.engines.start_returned()
     machine.results.clear()
     machine.lost = {"worker-2"} if pod_is_lost else set()
+    without_engine_1.may_replace = lambda _failure: replaced
     if not starts_again:
         with pytest.raises(failure):
-            without_engine_1.sync(4, lambda _failure: replaced)
+            without_engine_1.sync(4)
         return
-    without_engine_1.sync(4, lambda _failure: replaced)
+    without_engine_1.sync(4)
     assert ("rollout-1" in machine.synced) is not pod_is_lost
     machine.lost.clear()
-    without_engine_1.absent.start_returned()
+    without_engine_1.engines.start_returned()
     assert new_engines(machine) == ["rollout-1", "rollout-1"]
 
 
@@ -434,6 +443,6 @@ def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
         for name, alive, answers in nodes
     ]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
-    monkeypatch.setattr(absent_engines, "_answers", lambda host, _port: host == "True")
+    monkeypatch.setattr(engine_processes, "_answers", lambda host, _port: host == "True")
     assert has_place(BUNDLES[0]) == expected
     assert has_place({"CPU": 2, "GPU": 1}), "a place on this machine"

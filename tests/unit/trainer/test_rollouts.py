@@ -73,7 +73,7 @@ def test_the_longest_responses_are_left_and_completed_first_next_time() -> None:
     result = generated(lot, {1: 64, 4: 4, 5: 30}, version=4)
     assert positions(result.completed) == [1, 4], "the step waits for it"
     assert [list(r.weights_versions) for r in result.completed[0].responses] == [[3] * 24 + [4] * 40] * GROUP_SIZE
-    assert result.left[0].is_complete(MAX_TOKENS), "what ends meanwhile waits for the next step"
+    assert result.left[0].is_complete(MAX_TOKENS), "a response that ends earlier waits for the next step"
 
 
 def test_of_groups_that_end_together_the_first_is_taken() -> None:

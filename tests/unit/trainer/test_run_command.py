@@ -28,7 +28,7 @@ from rljob_trainer.runtime import attempt_plan
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
-from rljob_trainer.runtime.run_command import LocalPlacement, RunOptions, run_manifest
+from rljob_trainer.runtime.run_command import LocalPlacement, run_manifest
 from tests.unit.ledger.samples import step_record, write_ledger
 
 MANIFEST = """
@@ -60,7 +60,7 @@ class Command:
             old, arrow, new = line.partition(" -> ")
             text = text.replace(old, new) if arrow else f"{text}  {line}\n"
         self.manifest.write_text(text)
-        code = run_manifest(self.manifest, RunOptions(**{"output": self.output.path, **options}))
+        code = run_manifest(self.manifest, **{"output": self.output.path, **options})
         self.lines = self._capsys.readouterr()
         self.printed = " ".join((self.lines.out + self.lines.err).split())
         return code
@@ -86,7 +86,7 @@ STALE = (
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "expected"),
     [
         (
             [WRONG_ARGUMENT],
@@ -110,18 +110,18 @@ STALE = (
     ids=["engine argument", "field of a cluster", "field without effect", "8 bits", "stale rollouts"],
 )
 def test_a_job_that_cannot_run_is_refused_before_its_model_is_read(
-    lines: list[str], said: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: list[str], expected: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "fresh_only.py").write_text("MAX_STALENESS = 0\ndef reward(answer, record):\n    return 0\n")
     assert command(*lines, device="cpu", plot=True) is ExitCode.BAD_INPUT
-    assert said in command.printed
-    assert not [words for words in ("reading the model", "no/such/model") if words in command.printed]
+    assert expected in command.printed
+    assert not [text for text in ("reading the model", "no/such/model") if text in command.printed]
     assert "nothing to draw yet" in command.printed
 
 
 @pytest.mark.parametrize(
-    ("lines", "options", "plan", "said"),
+    ("lines", "options", "plan", "expected"),
     [
         (
             ["trainer: {image: trl:1}"],
@@ -137,14 +137,14 @@ def test_a_job_that_cannot_run_is_refused_before_its_model_is_read(
     ],
 )
 def test_an_invalid_command_leaves_no_output(
-    lines: list[str], options: Any, plan: str, said: str, command: Command, monkeypatch: pytest.MonkeyPatch
+    lines: list[str], options: Any, plan: str, expected: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     if plan:
         options = {"plan": command.manifest.with_name("plan.json")}
         options["plan"].write_text(plan)
     assert command(*lines, **options) is ExitCode.INVALID_MANIFEST
-    assert said in command.printed
+    assert expected in command.printed
     assert (command.lines.out, command.lines.err.count("\n")) == ("", 1)
     assert not command.output.path.exists()
 
@@ -167,15 +167,15 @@ def with_experts(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [(with_dynamic_rope, "rope_scaling of the type dynamic"), (with_experts, "found a mixture of experts")],
+    ("change", "expected"),
+    [(with_dynamic_rope, "rope_scaling of the type dynamic"), (with_experts, "not a mixture of experts")],
 )
 def test_an_unsupported_model_is_refused(
-    change: Callable[[Path], None], said: str, command: Command, model: Path
+    change: Callable[[Path], None], expected: str, command: Command, model: Path
 ) -> None:
     change(model)
     assert command(f"/no/such/model -> {model}", device="cpu") is ExitCode.BAD_INPUT
-    assert said in command.printed
+    assert expected in command.printed
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_unsupported_model_is_refused(
         ("def items():\n    raise ValueError('ab \\ud83d c')\n", "raised ValueError: ab \\ud83d c"),
     ],
 )
-def test_whatever_the_task_raises_is_bad_input_with_a_summary(
+def test_every_exception_of_a_task_is_bad_input_with_a_summary(
     source: str, message: str, command: Command, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "refused_items.py").write_text(f"{source}\ndef reward(answer, record):\n    return 0\n")
@@ -244,10 +244,10 @@ def test_free_disk_is_compared_with_the_files_to_come(
         (directory.checkpoints / f"step-{step + 1:06d}").mkdir(parents=True)
     monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: free_gib * GIB)
     full = outcome.startswith("the disk is full")
-    told: list[str] = []
+    warnings: list[str] = []
     with pytest.raises(OutputUnavailable, match=outcome) if full else nullcontext():
-        attempt_plan.require_free_disk(job, CHECKPOINT_BYTES, MODEL_BYTES, directory, last_step, told.append)
-    assert [outcome in text for text in told] == [True] * bool(outcome and not full)
+        attempt_plan.require_free_disk(job, CHECKPOINT_BYTES, MODEL_BYTES, directory, last_step, warnings.append)
+    assert [outcome in text for text in warnings] == [True] * bool(outcome and not full)
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ class Unpassable(Exception):
         (RecursionError("too deep"), True, True),
         (RuntimeError("Unsupported CPU attention configuration: head_dim=16"), True, False),
         (AssertionError("wrong"), True, False),
-        (AssertionError("Error in memory profiling"), False, False),  # another process freed memory meanwhile
+        (AssertionError("Error in memory profiling"), False, False),  # another process has freed memory since
         (ValueError("Default process group has not been initialized"), False, False),  # a peer has left
         (ValueError("Free memory on device cuda:0 is less than desired"), False, False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False, False),
@@ -199,10 +199,10 @@ def test_only_ordinary_exceptions_count_as_repeatable(error: Exception, repeatab
 def raised(
     kind: str = "IndexError while generating",
     actor: str = "rollout-0",
-    said: str = "first",
+    message: str = "first",
     failure: type[RunError] = RunError,
 ) -> RunError:
-    raised = failure(f"{actor} failed while generating: {said}").of(actor)
+    raised = failure(f"{actor} failed while generating: {message}").of(actor)
     raised.raised = kind
     return raised
 
@@ -210,7 +210,7 @@ def raised(
 @pytest.mark.parametrize(
     ("first", "second", "step", "repeats"),
     [
-        (raised(), raised(said="other words"), 4, True),
+        (raised(), raised(message="other words"), 4, True),
         (raised(), raised(actor="rollout-1"), 4, True),
         (raised(), raised(), 5, False),
         (raised(), raised("ValueError while generating"), 4, False),

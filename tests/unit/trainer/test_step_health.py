@@ -48,7 +48,7 @@ def run_of(*steps: dict[str, float], reward: float = 0.5) -> list[StepRecord]:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "expected"),
     [
         (ALL_SKIPPED, "not finite: grad_norm, updates skipped because their gradient is not finite: 2"),
         (ALL_DROPPED, "without a finite log-probability from the engine: 128 of 128"),
@@ -56,10 +56,10 @@ def run_of(*steps: dict[str, float], reward: float = 0.5) -> list[StepRecord]:
         *(({"loss": value}, "metrics that are not finite: loss") for value in (NAN, INF, -INF)),
     ],
 )
-def test_each_number_that_is_not_finite_is_found(metrics: dict[str, float], said: str) -> None:
+def test_each_number_that_is_not_finite_is_found(metrics: dict[str, float], expected: str) -> None:
     [found] = findings(run_of({}, metrics), responses_may_end=True)
     assert found.reason == "NumbersNotFinite"
-    assert said in found.message
+    assert expected in found.message
     assert found.message.startswith("step 2: ")
 
 

@@ -118,7 +118,7 @@ def test_the_frame_is_that_of_the_thread_that_runs_the_role() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "no stack here\n"])
-def test_a_process_without_stacks_is_named_all_the_same(content: str | None, tmp_path: Path) -> None:
+def test_a_process_without_stacks_is_named_too(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "rollout-0.log").write_text(content)
     failure = PhaseDeadlineExceeded("rollout-0 did not finish generating").of("rollout-0")

@@ -31,8 +31,10 @@ server.main(sys.argv[1], *map(int, sys.argv[2:]))
 """
 _REPORT = """
 import json, os, resource, signal, sys
+import psutil
 print(json.dumps({
-    "pid": os.getpid(), "parent": os.getppid(), "arguments": sys.argv, "input": sys.stdin.read(), "main": __name__,
+    "pid": os.getpid(), "grandparent": psutil.Process(os.getppid()).ppid(),
+    "arguments": sys.argv, "input": sys.stdin.read(), "main": __name__,
     "priority": os.getpriority(os.PRIO_PROCESS, 0), "oom": open("/proc/self/oom_score_adj").read(),
     "files": resource.getrlimit(resource.RLIMIT_NOFILE), "cores": sorted(os.sched_getaffinity(0)),
     "directory": os.getcwd(), "environment": dict(os.environ), "path": sys.path,
@@ -104,12 +106,12 @@ def test_a_fork_is_as_the_process_that_it_stands_for(warm: start.WarmStart, tmp_
     cold = report(worker("", tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y"))
     process = worker(warm.directory, tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y")
     forked = report(process)
-    assert forked["parent"] == warm.processes[0].pid != cold["parent"]
+    assert forked["grandparent"] == warm.processes[0].pid != cold["grandparent"]
     assert forked["pid"] != process.pid
     assert (forked["priority"], forked["blocked"]) == (19, [signal.SIGINT])
     assert forked["descriptors"] == cold["descriptors"] == [0, 1, 2]
     for found in (cold, forked):
-        del found["pid"], found["parent"], found["environment"][setup_worker.DIRECTORY_VARIABLE]
+        del found["pid"], found["grandparent"], found["environment"][setup_worker.DIRECTORY_VARIABLE]
     assert forked == cold
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.weight_sync import ipc
+from rljob_trainer.weight_sync import colocated
+from rljob_trainer.weight_sync.colocated import ReservedBuffer, send_by_ipc
 from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, largest_unit_bytes, layout, packed, unit_of
 
 # Division of parameters into pieces that are staged together, for both backends.
@@ -108,15 +109,20 @@ def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     monkeypatch.setattr(torch.cpu.Stream, "synchronize", lambda _self: None, raising=False)
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(ipc, "_handle", lambda buffer: (buffer,))
-    monkeypatch.setattr(ipc, "_handles_by_gpu", lambda handle: {"GPU-0": handle})
+    monkeypatch.setattr(colocated, "_handle", lambda buffer: (buffer,))
+    monkeypatch.setattr(colocated, "_handles_by_gpu", lambda handle: {"GPU-0": handle})
+
+
+def send(engines: EngineCalls, bucket_bytes: int, reserved: ReservedBuffer | None) -> None:
+    for bucket in buckets(PARAMETERS, bucket_bytes):
+        send_by_ipc(bucket, engines, reserved)
 
 
 @pytest.mark.parametrize("bucket_bytes", [36, 40, 1000])
 @pytest.mark.parametrize("reserves", [False, True], ids=["fresh buffers", "reserved buffer"])
 def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
     engines = ReadingEngines()
-    ipc.send(PARAMETERS, engines, bucket_bytes, ipc.ReservedBuffer(bucket_bytes) if reserves else None)
+    send(engines, bucket_bytes, ReservedBuffer(bucket_bytes) if reserves else None)
     engines.wait()
     assert list(engines.received) == NAMES
     for name, tensor in PARAMETERS:
@@ -124,19 +130,19 @@ def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) ->
 
 
 def test_a_reserved_buffer_is_the_same_memory_in_every_sync() -> None:
-    buffer, engines = ipc.ReservedBuffer(36), ReadingEngines()
+    buffer, engines = ReservedBuffer(36), ReadingEngines()
     for _ in range(3):
-        ipc.send(PARAMETERS, engines, 36, buffer)
+        send(engines, 36, buffer)
     assert len(engines.opened) == 9
     assert len(set(engines.opened)) == 1
 
 
 def test_a_bucket_larger_than_the_reserved_buffer_is_an_error() -> None:
     with pytest.raises(ValueError, match="expected a bucket of at most 35 bytes, found 36"):
-        ipc.send(PARAMETERS, ReadingEngines(), 36, ipc.ReservedBuffer(35))
+        send(ReadingEngines(), 36, ReservedBuffer(35))
 
 
-# Calls of the policy to engines, of which some are lost.
+# Calls of the policy to engines, some of them lost.
 
 
 def engine(name: str) -> Any:

@@ -35,7 +35,10 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: ScaleAdvant
 
 
 def uniform_groups(rewards: FloatArray, group_size: int) -> int:
-    """Number of groups whose rewards are all equal, so that the policy learns nothing from them."""
+    """Number of groups whose rewards, [completions] group-major, are all equal: the policy learns nothing from them.
+
+    Raises as `group_advantages`.
+    """
     groups = _groups(rewards, group_size)
     return int((groups == groups[:, :1]).all(axis=1).sum())
 

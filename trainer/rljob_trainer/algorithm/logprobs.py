@@ -22,7 +22,7 @@ def chunked_logprobs(
 
     `hidden`: [T, H]. `weight`: [V, H], of the same dtype. `targets`: [T], int64. Returns two float32 tensors of [T], in
     nats; gradients flow through both to `hidden` and `weight`. At most `chunk_tokens` × V logits exist at a time. The
-    softmax is computed in float32, whatever the dtype of the inputs.
+    softmax is computed in float32 for inputs of any dtype.
 
     With p = softmax(z): ∂ log p[target] / ∂z = onehot − p, and ∂ entropy / ∂z = −p · (log p + entropy).
     """

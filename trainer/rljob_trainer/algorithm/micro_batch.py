@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -75,12 +75,6 @@ class MicroBatch:
             name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
         }
         return replace(self, **on_device)
-
-    def by_completion(self, values: FloatArray) -> Iterator[tuple[int, FloatArray]]:
-        """`values` of [T] by completion: its index in the batch, and its values."""
-        stops = np.cumsum(self.response_lengths)
-        for completion, length, stop in zip(self.completions, self.response_lengths, stops, strict=True):
-            yield completion, values[stop - length : stop]
 
 
 def micro_batches_of(
@@ -264,7 +258,7 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
     for stop in range(1, len(share) + 1):
         tokens = np.arange(stop, 0, -1) * of_share[:stop]
         allowed = tokens <= budget_tokens
-        allowed[stop - 1] = True  # a sequence of its own, whatever its length
+        allowed[stop - 1] = True  # a single sequence, of any length
         total = np.where(allowed, cost[:stop] + tokens + fixed, np.iinfo(np.int64).max)
         if 2 * of_share[stop - 1] <= budget_tokens:
             total[stop - 1] += budget_tokens
@@ -280,7 +274,7 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
 
 
 def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation) -> list[FloatArray]:
-    """Weight of each token, parallel to `rollout_logprobs`. The weights of a batch sum to 1.
+    """Weight of each token, float32, parallel to `rollout_logprobs`: [tokens] of each completion. They sum to 1.
 
     A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
     `TokenMean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`:
@@ -299,5 +293,5 @@ def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggre
 
 
 def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:
-    """Number of tokens with weight 0, because the engine's log-probability is not finite."""
+    """Number of tokens with weight 0: the engine's log-probability, [tokens] of each completion, is not finite."""
     return sum(int((~np.isfinite(logprobs)).sum()) for logprobs in rollout_logprobs)

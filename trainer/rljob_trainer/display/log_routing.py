@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,26 +22,18 @@ from structlog.typing import EventDict, WrappedLogger
 from rljob_client.run_directory.durable_files import DISK_FULL, writing
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """The original streams of the process. They stay open after the redirection ends."""
-
-    stdout: TextIO
-    stderr: TextIO
-
-
 @contextmanager
-def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
+def route_library_logs(log: Path, job: str) -> Iterator[TextIO]:
     """Append everything that is printed in the block, and by processes started in it, to `log`.
 
-    Yields the original streams. structlog writes JSON lines with the job's name to `log`. The traceback of an exception
-    that leaves the block is written there too.
+    Yields the original standard output, which stays open afterwards. structlog writes JSON lines with the job's name to
+    `log`. The traceback of an exception that leaves the block is written there too.
     """
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         log_descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     _flush_standard_streams()
-    terminal = Terminal(_stream_of(os.dup(1)), _stream_of(os.dup(2)))
+    terminal, stderr = _stream_of(os.dup(1)), os.dup(2)
     os.dup2(log_descriptor, 1)
     os.dup2(log_descriptor, 2)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -57,8 +48,9 @@ def route_library_logs(log: Path, job: str) -> Iterator[Terminal]:
                 raise
     finally:
         _flush_standard_streams()
-        os.dup2(terminal.stdout.fileno(), 1)
-        os.dup2(terminal.stderr.fileno(), 2)
+        os.dup2(terminal.fileno(), 1)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def crash_report(error: BaseException, log: Path) -> str:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from rljob_client.run_directory.records import StepRecord
 from rljob_client.run_directory.reward_trend import reward_text
+from rljob_memory.sizes import human_bytes
 
 _SPARKLINE_WIDTH = 20
 _SHORTEST_SPARKLINE = 8
@@ -30,7 +31,7 @@ _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm
 
 
 def plain_console(file: TextIO | None = None) -> Console:
-    """A console that prints text as it is: no emoji for `:name:`, no colours for words and numbers."""
+    """A console that prints text as it is: no emoji for `:name:`, no colours for numbers and paths."""
     return Console(file=file, emoji=False, highlight=False)
 
 
@@ -212,11 +213,10 @@ def _peak(record: StepRecord) -> list[str]:
     if not peaks:
         return []
     role = max(peaks, key=peaks.__getitem__)
-    return [f"peak {gibibytes(peaks[role])} ({role})"]
+    return [f"peak {human_bytes(peaks[role])} ({role})"]
 
 
 _BARS = "▁▂▃▄▅▆▇█"
-_GIB = 2**30
 
 
 def clock(seconds: float) -> str:
@@ -233,11 +233,6 @@ def short_seconds(seconds: float) -> str:
     if seconds < 99.95:
         return f"{seconds:.1f} s"
     return f"{clock(seconds)} {'min' if seconds < 3600 else 'h'}"
-
-
-def gibibytes(count: float) -> str:
-    """Bytes as `1.24 GiB`."""
-    return f"{count / _GIB:.2f} GiB"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

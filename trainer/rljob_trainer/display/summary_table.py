@@ -14,7 +14,8 @@ from rljob_api.plan_change import PlanChange
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.recovery import messages
-from rljob_trainer.display.run_display import gibibytes, short_seconds
+from rljob_memory.sizes import human_bytes
+from rljob_trainer.display.run_display import short_seconds
 
 _STATUS_STYLE = {"Complete": "bold green", "Stopped": "bold yellow", "Failed": "bold red"}
 _MEMORY_COUNTED = {"device": "reserved by torch on its GPU", "host": "resident host memory"}
@@ -40,26 +41,23 @@ def print_summary(summary: Summary, console: Console, output: Path) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    of, lowered = f"of {summary.total_steps}", ""
+    total, lowered = f"of {summary.total_steps}", ""
     if summary.steps > summary.total_steps:
-        of, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
-    yield "steps", f"[bold]{summary.steps}[/] {of}{_history(summary)}{lowered}"
+        total, lowered = "committed", f"; algorithm.steps is {summary.total_steps}"
+    yield "steps", f"[bold]{summary.steps}[/] {total}{_history(summary)}{lowered}"
     if summary.last_reward is not None:
         yield "reward", _reward(summary, summary.last_reward)
-    if summary.skipped_prompts:
-        yield "skipped prompts", f"{summary.skipped_prompts:,}  [dim]longer than algorithm.maxPromptTokens[/]"
-    if summary.reward_errors:
-        yield "failed rewards", f"{summary.reward_errors:,}  [dim]counted as 0 (task.onRewardError)[/]"
-    if summary.skipped_updates:
-        yield "skipped updates", f"{summary.skipped_updates:,}  [dim]their gradient was not finite[/]"
-    if summary.dropped_tokens:
-        yield "dropped tokens", f"{summary.dropped_tokens:,}  [dim]without a finite log-probability from the engine[/]"
-    if summary.steps_without_gradient:
-        yield "without gradient", f"{summary.steps_without_gradient:,} steps  [dim]equal rewards in each group[/]"
-    if summary.skipped_tokens:
-        yield "skipped tokens", f"{summary.skipped_tokens:,}  [dim]their advantage is 0[/]"
-    if summary.empty_responses:
-        yield "empty responses", f"{summary.empty_responses:,}"
+    for name, count, note in (
+        ("skipped prompts", summary.skipped_prompts, "longer than algorithm.maxPromptTokens"),
+        ("failed rewards", summary.reward_errors, "counted as 0 (task.onRewardError)"),
+        ("skipped updates", summary.skipped_updates, "their gradient was not finite"),
+        ("dropped tokens", summary.dropped_tokens, "without a finite log-probability from the engine"),
+        ("without gradient", summary.steps_without_gradient, "steps, with equal rewards in each group"),
+        ("skipped tokens", summary.skipped_tokens, "their advantage is 0"),
+        ("empty responses", summary.empty_responses, ""),
+    ):
+        if count:
+            yield name, f"{count:,}  [dim]{note}[/]"
     if summary.truncated_ratio:
         yield "truncated", f"{summary.truncated_ratio:.0%} of the responses  [dim]at algorithm.maxResponseTokens[/]"
     if summary.step_seconds:
@@ -110,7 +108,7 @@ def _plan_change(change: PlanChange) -> str:
         f"{when} {change.diagnosis.class_name} at step {change.step}",
     ]
     if (freed := change.remedy.observed_bytes) is not None:
-        parts.append(f"freed {gibibytes(freed)}")
+        parts.append(f"freed {human_bytes(freed)}")
     if change.seconds_to_recover is not None:
         parts.append(f"recovered in {short_seconds(change.seconds_to_recover)}")
     return ", ".join(parts)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,13 +26,10 @@ class FileDigest(BaseModel):
 class CheckpointManifest(BaseModel):
     """Contents of `checkpoint.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     step: int
     """The checkpoint holds the state after this step."""
-
-    metadata: dict[str, Any]
-    """Data of the writer, for the resume."""
 
     files: dict[str, FileDigest]
     """By path relative to the checkpoint."""
@@ -47,35 +43,32 @@ class CheckpointManifest(BaseModel):
         return cls.model_validate_json((checkpoint / MANIFEST_NAME).read_bytes())
 
 
-def describe(
-    checkpoint: Path, step: int, metadata: dict[str, Any], known: Mapping[str, FileDigest]
-) -> CheckpointManifest:
+def describe(checkpoint: Path, step: int, known: Mapping[str, FileDigest]) -> CheckpointManifest:
     """The manifest of the files in `checkpoint`. Reads the files that are not `known`."""
     paths = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     files = {path.relative_to(checkpoint).as_posix(): path for path in paths}
     digests = {name: known.get(name) or digest_of(path) for name, path in files.items()}
-    return CheckpointManifest(step=step, metadata=metadata, files=digests)
+    return CheckpointManifest(step=step, files=digests)
 
 
-def find_damage(checkpoint: Path, step: int, left_out: Container[str] = ()) -> str | None:
+def find_damage(checkpoint: Path, step: int, reads: Callable[[str], bool] = lambda _name: True) -> str | None:
     """A description of the damage to the checkpoint of `step`; None if every byte is as it was written.
 
-    `left_out`: names of files whose sizes alone are compared.
+    `reads`: selects the files to read, by their names. Only the sizes of the others are compared.
     """
-    if damage := find_wrong_size(checkpoint, step):
-        return damage
-    files = CheckpointManifest.load(checkpoint).files
-    damages = (
-        find_file_damage(checkpoint / name, name, digest) for name, digest in files.items() if name not in left_out
-    )
-    return next((damage for damage in damages if damage), None)
-
-
-class FilesOfRanks(Container[str]):
-    """The files that policy ranks have written, by the names that torch's writer of distributed checkpoints gives."""
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and writer_of(name) is not None
+    try:
+        manifest = CheckpointManifest.load(checkpoint)
+    except FileNotFoundError:
+        return f"{MANIFEST_NAME} is missing"
+    except (OSError, ValidationError) as error:
+        return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
+    if manifest.step != step:
+        return f"{MANIFEST_NAME} is for step {manifest.step}"
+    for read in (False, True):  # the sizes first, since that is quick
+        for name, digest in manifest.files.items():
+            if (reads(name) or not read) and (damage := _file_damage(checkpoint / name, name, digest, read=read)):
+                return damage
+    return None
 
 
 def writer_of(name: str) -> int | None:
@@ -87,34 +80,20 @@ def writer_of(name: str) -> int | None:
 def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[str]:
     """The files of ranks that `rank` of `ranks` checks when they load a checkpoint.
 
-    Its own ones, of which it needs every byte, if as many ranks have written them.
+    If as many ranks have written them, each rank checks its own files, of which it needs every byte.
     """
     written = sorted((writer, name) for name in names if (writer := writer_of(name)) is not None)
-    as_many = {writer for writer, _ in written} == set(range(ranks))
+    each_rank_wrote = {writer for writer, _ in written} == set(range(ranks))
     return frozenset(
-        name for place, (writer, name) in enumerate(written) if (writer if as_many else place % ranks) == rank
+        name for place, (writer, name) in enumerate(written) if (writer if each_rank_wrote else place % ranks) == rank
     )
-
-
-def find_wrong_size(checkpoint: Path, step: int) -> str | None:
-    """As `find_damage`, but reads only the manifest and the sizes of the files."""
-    try:
-        manifest = CheckpointManifest.load(checkpoint)
-    except FileNotFoundError:
-        return f"{MANIFEST_NAME} is missing"
-    except (OSError, ValidationError) as error:
-        return f"{MANIFEST_NAME} is corrupt ({type(error).__name__})"
-    if manifest.step != step:
-        return f"{MANIFEST_NAME} is for step {manifest.step}"
-    damages = (find_file_damage(checkpoint / name, name, digest, read=False) for name, digest in manifest.files.items())
-    return next((damage for damage in damages if damage), None)
 
 
 _LONGEST_NAME = 200
 """Of a file, in a message."""
 
 
-def find_file_damage(path: Path, name: str, expected: FileDigest, *, read: bool = True) -> str | None:
+def _file_damage(path: Path, name: str, expected: FileDigest, *, read: bool) -> str | None:
     """A description of the damage to one file. `read`: also compare its checksum."""
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     try:

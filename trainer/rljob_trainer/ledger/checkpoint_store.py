@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.durable_files import (
@@ -25,7 +24,6 @@ from rljob_client.run_directory.durable_files import (
 )
 from rljob_trainer.ledger.checkpoint_manifest import (
     MANIFEST_NAME,
-    CheckpointManifest,
     FileDigest,
     describe,
     find_damage,
@@ -37,27 +35,14 @@ _UNWANTED_NAME = re.compile(r"step-\d+\.(discarded|rejected)")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A valid checkpoint."""
-
-    path: Path
-    """Directory with its files."""
-
-    step: int
-    """It holds the state after this step."""
-
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
     """The result of a search for a checkpoint."""
 
-    checkpoint: Checkpoint | None
-    """The newest valid one; None: there is none."""
+    step: int
+    """The newest valid one holds the state after this step; 0: there is none."""
 
     problems: list[str]
-    """A message for people about each newer checkpoint that cannot be used."""
+    """A message about each newer checkpoint that cannot be used."""
 
 
 class CheckpointStore:
@@ -87,13 +72,8 @@ class CheckpointStore:
             path.mkdir()
         return path
 
-    def commit(
-        self,
-        step: int,
-        metadata: Mapping[str, Any] | None = None,
-        digests: Mapping[str, FileDigest] | None = None,
-    ) -> Checkpoint:
-        """Make the checkpoint of `begin(step)` durable and rename it; then prune old ones.
+    def commit(self, step: int, digests: Mapping[str, FileDigest] | None = None) -> Path:
+        """Make the checkpoint of `begin(step)` durable and rename it; then prune old ones. Returns its directory.
 
         `digests`: those of files that their writers have computed. The other files are read.
 
@@ -103,14 +83,14 @@ class CheckpointStore:
         if final.exists():
             shutil.rmtree(partial)
         else:
-            manifest = describe(partial, step, dict(metadata or {}), digests or {})
+            manifest = describe(partial, step, digests or {})
             write_atomically(partial / MANIFEST_NAME, manifest.to_json())
             with writing(final):
                 _sync_tree(partial)
                 partial.rename(final)
                 sync_directory(self.directory)
         self._prune()
-        return _checkpoint(final, CheckpointManifest.load(final))
+        return final
 
     # --- read ---
 
@@ -132,10 +112,10 @@ class CheckpointStore:
             ahead = through is not None and step > through
             damage = f"it is ahead of the ledger, which ends at step {through}" if ahead else use(path, step)
             if damage is None:
-                return FoundCheckpoint(_checkpoint(path, CheckpointManifest.load(path)), problems)
+                return FoundCheckpoint(step, problems)
             problems.append(f"the checkpoint of step {step} is not used: {damage}")
             self._set_aside(path)
-        return FoundCheckpoint(None, problems)
+        return FoundCheckpoint(0, problems)
 
     def count(self) -> int:
         return len(self._steps())
@@ -187,10 +167,6 @@ class CheckpointStore:
         needed = sum(file.stat().st_size for file in self._final_path(newest).rglob("*") if file.is_file())
         if free_bytes(self.directory) < needed:
             raise OutputUnavailable(disk_full_message(self._final_path(step), needed))
-
-
-def _checkpoint(path: Path, manifest: CheckpointManifest) -> Checkpoint:
-    return Checkpoint(path, manifest.step, manifest.metadata)
 
 
 def _sync_tree(root: Path) -> None:

@@ -35,15 +35,16 @@ class RolloutJournal:
                 raise
             sync_directory(self.directory)
 
-    def has(self, step: int) -> bool:
-        """True if the rollouts of the step exist and are intact."""
+    def find(self, step: int) -> RolloutBatch | None:
+        """The rollouts of the step; None if there are none, or if their file is damaged."""
         try:
-            return RolloutBatch.load(self._path(step)).step == step
+            batch = RolloutBatch.load(self._path(step))
         except _DAMAGE:
-            return False
+            return None
+        return batch if batch.step == step else None
 
     def load(self, step: int) -> RolloutBatch:
-        """The rollouts of a step that is committed, or that `has` found.
+        """The rollouts of a committed step.
 
         Raises `OutputUnavailable` if they are missing or corrupt: a committed step cannot be generated again.
         """

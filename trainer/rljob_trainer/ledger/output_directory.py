@@ -21,10 +21,10 @@ from rljob_client.run_directory.records import step_records
 
 _IDENTITY_NAME = ".identity.json"
 _INPUTS = "inputs"
-"""Key of the digests of the inputs, beside the sections of the manifest."""
+"""Key of the digests of the inputs, next to the sections of the manifest."""
 _LOCK_NAME = ".lock"
-_NOT_OF_A_RUN = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
-"""Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at once."""
+_OTHER_NAMES = {_LOCK_NAME, f"{_IDENTITY_NAME}.partial", "lost+found", ".snapshot", ".model-cache", ".compile-cache"}
+"""Names that may exist in an unused directory: those of a volume, and leftovers of a run that died at its start."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems without locks."""
 _LOCK_POLL_SECONDS = 1.0
@@ -53,15 +53,14 @@ class OutputDirectory:
         identity: Mapping[str, Any],
         *,
         changeable: Collection[str] = (),
-        defaults: Mapping[str, Any] | None = None,
         pod: str | None = None,
         wait_seconds: float = 0.0,
     ) -> Iterator[None]:
         """Lock the directory for this run within the block. The lock also ends with the process.
 
         `manifest`: text for `job.yaml`. `identity`: JSON values that must not change between the runs of one job, once
-        it has committed a step. `changeable`: names in `identity` that may change all the same, as dotted paths.
-        `defaults`: values of the settings that an identity lacks, by the same names.
+        it has committed a step; without those that have their default. `changeable`: names in `identity` that may
+        change nevertheless, as dotted paths.
         `pod`: the pod of this process as `namespace/name`, to report to others who find the directory locked.
         `wait_seconds`: time to wait for the lock; on a shared volume it may outlive the node of its holder.
 
@@ -71,7 +70,7 @@ class OutputDirectory:
         self._create()
         lock = self._lock(pod, wait_seconds)
         try:
-            self._claim(json.loads(json.dumps(identity)), changeable, defaults or {})
+            self._claim(json.loads(json.dumps(identity)), changeable)
             write_atomically(self.manifest, manifest.encode())
             with writing(self.path):
                 for directory in (self.checkpoints, self.journal, self.memory, self.logs):
@@ -89,7 +88,7 @@ class OutputDirectory:
                 )
             self.path.mkdir(parents=True, exist_ok=True)
             # Checked before locking, so that no lock file is left in an unrelated directory.
-            foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _NOT_OF_A_RUN)
+            foreign = sorted(path.name for path in self.path.iterdir() if path.name not in _OTHER_NAMES)
         if foreign and not (self.path / _IDENTITY_NAME).exists():
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise OutputUnavailable(
@@ -137,18 +136,18 @@ class OutputDirectory:
             holder = json.loads(lock)
             if pod := holder.get("pod"):
                 namespace, _, name = pod.partition("/")
-                who, stop = f"pod {pod}", f"stop it (kubectl delete pod --namespace {namespace} {name})"
+                owner, stop = f"pod {pod}", f"stop it (kubectl delete pod --namespace {namespace} {name})"
             else:
-                who, stop = f"process {holder['pid']} on {holder['host']}", f"stop it (kill -TERM {holder['pid']})"
-            who += f", since {holder['since']}"
+                owner, stop = f"process {holder['pid']} on {holder['host']}", f"stop it (kill -TERM {holder['pid']})"
+            owner += f", since {holder['since']}"
         except (ValueError, KeyError, TypeError, AttributeError):
-            who, stop = "another process", "stop it"
-        return f"{self.path} is in use by another run: {who}. Wait for it to end, {stop}, or give another --output."
+            owner, stop = "another process", "stop it"
+        return f"{self.path} is in use by another run: {owner}. Wait for it to end, {stop}, or give another --output."
 
-    def _claim(self, identity: dict[str, Any], changeable: Collection[str], defaults: Mapping[str, Any]) -> None:
+    def _claim(self, identity: dict[str, Any], changeable: Collection[str]) -> None:
         recorded = self._recorded_identity()
         inputs = recorded.pop(_INPUTS, None)
-        if recorded and self._is_other_job(_differences(recorded, identity, changeable, defaults)):
+        if recorded and self._is_other_job(_differences(recorded, identity, changeable)):
             self._start_over()
             inputs = None
         self._record_identity(identity if inputs is None else identity | {_INPUTS: inputs})
@@ -159,7 +158,7 @@ class OutputDirectory:
         return self._recorded_identity().get(_INPUTS)
 
     def record_inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Write digests of the run's inputs, JSON values, beside its identity."""
+        """Write digests of the run's inputs, which are JSON values, next to its identity."""
         self._record_identity(self._recorded_identity() | {_INPUTS: dict(inputs)})
 
     def drop_rollouts(self) -> None:
@@ -221,9 +220,9 @@ def _take_lock(descriptor: int, wait_seconds: float) -> None:
             return
 
 
-def _differences(recorded: Any, given: Any, changeable: Collection[str], defaults: Mapping[str, Any]) -> list[str]:
+def _differences(recorded: Any, given: Any, changeable: Collection[str]) -> list[str]:
     """One line for each other leaf that differs: `algorithm.groupSize: 8 in the run, 4 in the manifest`."""
-    before, now = ({**defaults, **_leaves(each)} for each in (recorded, given))
+    before, now = _leaves(recorded), _leaves(given)
     return [
         f"{name}: {_shown(before, name)} in the run, {_shown(now, name)} in the manifest"
         for name in sorted(before.keys() | now.keys())
@@ -242,4 +241,4 @@ def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(leaves: dict[str, Any], name: str) -> str:
-    return json.dumps(leaves[name]) if name in leaves else "not set"
+    return json.dumps(leaves[name]) if name in leaves else "the default"

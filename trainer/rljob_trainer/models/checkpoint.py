@@ -112,6 +112,8 @@ def _validate_tokenizer(directory: Path) -> None:
 def load_tokenizer(model_directory: Path) -> Any:
     """The model's fast tokenizer (`transformers.PreTrainedTokenizerFast`), with its chat template, if any.
 
+    Raises `BadInput` if it cannot be read.
+
     `AutoTokenizer` would import torch and the registry of all models, which takes 8 seconds.
     """
     from transformers import PreTrainedTokenizerFast

@@ -6,6 +6,7 @@ crashes after the start, or that each of them understands in another way.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ _FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of weights that are numbers as they stand, as safetensors spells them."""
 
 _EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
+_HEAD, _HEAD_BIAS = "lm_head.weight", "lm_head.bias"
+
+_LONGEST_VALUE = 100
+"""Characters of a value in a message."""
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -44,18 +48,77 @@ the setting, or refuses it: compared as in `bench/programs/supported_models.py` 
 _SAME_ROPE_TYPES = frozenset({None, "default", "linear", "llama3", "yarn", "longrope", "su", "dynamic"})
 """The last three within the limits of `require_same_rope`."""
 _WINDOW_OF_ENGINE = frozenset({"gemma", "llama", "olmo2"})
-"""Kinds of which only vLLM reads `sliding_window`."""
+"""Kinds whose `sliding_window` only vLLM reads."""
 _LAYERS_ALIKE = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"})
 """Kinds whose layers must all have a window, or none: vLLM refuses others of Qwen, and transformers ignores
 `layer_types` of the rest."""
 
-_REFUSED: Mapping[str, str] = {
-    "quantization_config": "weights that are not quantized",
-    "attn_logit_softcapping": "attention scores without a cap, which the policy's attention leaves out",
-    "use_bidirectional_attention": "causal attention",
-    "dual_chunk_attention_config": "attention over the whole sequence",
+_SCALED_HEAD_SETTINGS = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+)
+"""Settings that cap or scale the logits, unless they are 1 or null."""
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Settings with the number of experts of a layer. Dense models of the same kinds have 0 there."""
+_DENSE = "a dense model, not a mixture of experts"
+
+_REFUSED: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    **dict.fromkeys(_SCALED_HEAD_SETTINGS, ("a model whose logits are neither scaled nor capped", (None, 1.0))),
+    **dict.fromkeys(_EXPERT_COUNTS, (_DENSE, (None, 0, 1))),
+    "quantization_config": ("weights that are not quantized", (None, False)),
+    "attn_logit_softcapping": (
+        "attention scores without a cap, which the policy's attention leaves out",
+        (None, False),
+    ),
+    "use_bidirectional_attention": ("causal attention", (None, False)),
+    "is_causal": ("causal attention", (None, True)),
+    "dual_chunk_attention_config": ("attention over the whole sequence", (None, False)),
 }
-"""Settings that policy and engine do not understand in the same way, and the expected model."""
+"""Settings that policy and engine do not understand in the same way: the expected model, and the values that are
+accepted."""
+
+_KINDS_WITH_BIASED_HEAD = frozenset({"phi"})
+"""Kinds (`model_type`) whose output layer always has a bias, which their configuration does not show."""
+
+
+def require_trainable(directory: Path) -> None:
+    """Raise `BadInput`, with the kind of the model in `directory`, if it cannot be trained."""
+    require_trainable_settings(directory)
+    shapes = weight_shapes(directory)
+    if experts := next((name for name in shapes if ".experts." in name), None):
+        raise BadInput(f"expected {_DENSE}, found {experts} in {directory}; {ADVICE}")
+    if _HEAD_BIAS in shapes:
+        raise _biased_head(directory)
+    require_complete_weights(directory)
+
+
+def require_trainable_settings(directory: Path) -> None:
+    """Raise `BadInput` if `config.json` alone shows that the model cannot be trained. Its weights may be missing."""
+    config = read_config(directory)
+    for name, (expected, allowed) in _REFUSED.items():
+        if (found := config.get(name)) not in allowed:
+            value = json.dumps(found)[:_LONGEST_VALUE]
+            raise BadInput(f"expected {expected}, found {name}: {value} in {directory / 'config.json'}; {ADVICE}")
+    if str(config.get("model_type")) in _KINDS_WITH_BIASED_HEAD:
+        raise _biased_head(directory)
+    require_known_kind(directory)
+    require_same_reading(directory)
+
+
+def scaled_head_settings(config: Mapping[str, Any]) -> list[str]:
+    """The settings of `config` that cap or scale the logits, as `name: value`."""
+    given = ((name, config.get(name)) for name in _SCALED_HEAD_SETTINGS)
+    return [f"{name}: {value}" for name, value in given if value not in (None, 1.0)]
+
+
+def _biased_head(directory: Path) -> BadInput:
+    return BadInput(
+        f"expected logits = hidden · lm_head.weight in {directory}, found a model that adds {_HEAD_BIAS}; {ADVICE}"
+    )
 
 
 def require_known_kind(directory: Path) -> None:
@@ -63,9 +126,11 @@ def require_known_kind(directory: Path) -> None:
 
     RLJob never runs the code of a model.
     """
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
     config = read_config(directory)
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in _known_kinds():
+    if isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES:
         return
     own_code = " and its own code (auto_map), which RLJob never runs" if config.get("auto_map") else ""
     raise BadInput(
@@ -89,11 +154,6 @@ def require_same_reading(directory: Path) -> None:
             f"expected a causal language model (…ForCausalLM) as architectures in {file}, found "
             f"{', '.join(architectures)}; {ADVICE}"
         )
-    for name, expected in _REFUSED.items():
-        if config.get(name) not in (None, False):
-            raise BadInput(f"expected {expected}, found {name}: {config[name]!r:.100} in {file}; {ADVICE}")
-    if config.get("is_causal") is False:
-        raise BadInput(f"expected causal attention, found is_causal: false in {file}; {ADVICE}")
     try:
         other = next(_other_values(config), None)
     except TypeError as error:
@@ -218,82 +278,3 @@ def _is_beyond(weight: str, layers: int) -> bool:
     _, separator, rest = weight.partition(".layers.")
     number = rest.partition(".")[0]
     return bool(separator) and number.isdecimal() and int(number) >= layers
-
-
-def _known_kinds() -> Mapping[str, str]:
-    """Kinds of models of the installed transformers, and their configurations."""
-    try:
-        from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
-    except ImportError:  # older ones; this module imports torch
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    known: Mapping[str, str] = CONFIG_MAPPING_NAMES
-    return known
-
-
-_SCALED_HEAD_SETTINGS = (
-    "final_logit_softcapping",
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-)
-"""Settings of `config.json` that cap or scale the logits, unless they are 1 or null."""
-
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Settings of `config.json` with the number of experts of a layer. Dense models of the same kinds have 0 there."""
-
-_KINDS_WITH_BIASED_HEAD = frozenset({"phi"})
-"""Kinds (`model_type`) whose output layer always has a bias, which their configuration does not show."""
-
-
-def require_trainable(directory: Path) -> None:
-    """Raise `BadInput`, with the kind of the model in `directory`, if it cannot be trained."""
-    require_trainable_settings(directory)
-    kind, shapes = _kind(read_config(directory)), weight_shapes(directory)
-    if experts := next((name for name in shapes if ".experts." in name), None):
-        raise _mixture_of_experts(directory, kind, experts)
-    if "lm_head.bias" in shapes:
-        raise _biased_head(directory, kind)
-    require_complete_weights(directory)
-
-
-def require_trainable_settings(directory: Path) -> None:
-    """Raise `BadInput` if `config.json` alone shows that the model cannot be trained. Its weights may be missing."""
-    config = read_config(directory)
-    kind = _kind(config)
-    if scaled := scaled_head_settings(config):
-        raise BadInput(
-            f"expected a model whose logits are neither scaled nor capped in {directory}, found {kind} with "
-            f"{', '.join(scaled)} in config.json; {ADVICE}"
-        )
-    for name in _EXPERT_COUNTS:
-        count = config.get(name)
-        if isinstance(count, int) and count > 1:
-            raise _mixture_of_experts(directory, kind, f"{name}: {count} in config.json")
-    if kind in _KINDS_WITH_BIASED_HEAD:
-        raise _biased_head(directory, kind)
-    require_known_kind(directory)
-    require_same_reading(directory)
-
-
-def scaled_head_settings(config: Mapping[str, Any]) -> list[str]:
-    """The settings of `config` that cap or scale the logits, as `name: value`."""
-    given = ((name, config.get(name)) for name in _SCALED_HEAD_SETTINGS)
-    return [f"{name}: {value}" for name, value in given if value not in (None, 1.0)]
-
-
-def _kind(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type") or config["architectures"][0])
-
-
-def _mixture_of_experts(directory: Path, kind: str, evidence: str) -> BadInput:
-    return BadInput(
-        f"expected a dense model in {directory}, found a mixture of experts of the kind {kind} ({evidence}); {ADVICE}"
-    )
-
-
-def _biased_head(directory: Path, kind: str) -> BadInput:
-    return BadInput(
-        f"expected logits = hidden · lm_head.weight in {directory}, found {kind}, which adds lm_head.bias; {ADVICE}"
-    )

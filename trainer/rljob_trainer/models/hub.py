@@ -22,7 +22,7 @@ CACHE_VARIABLE = "RLJOB_CACHE_DIR"
 """Set in pods that have a volume for the cache of the hub."""
 
 _LEFTOVER_SECONDS = 3600.0
-"""A partial file is written to all the time while its download lives."""
+"""A partial file that has not been written to for so long belongs to no running download."""
 
 _TOKEN = "HF_TOKEN (in pods by spec.env)"
 
@@ -31,7 +31,7 @@ class HubUnreachable(RunError):
     """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
 
 
-def resolve(location: str, _cache_directory: Path, accept: Callable[[Path], None]) -> Path:
+def resolve(location: str, accept: Callable[[Path], None]) -> Path:
     """The directory of the model with its weights. Raises `BadInput` and `HubUnreachable`.
 
     In pods, a model that is complete in the cache of the job is used without asking the hub: the pods of all attempts
@@ -59,7 +59,7 @@ def resolve_description(location: str) -> Path:
 
 
 def _remove_leftovers(location: str) -> None:
-    """Remove the partial files of pods that were killed during a download, which nothing else removes."""
+    """Remove the partial files of pods that were killed during a download: nothing else removes them."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     repository = location.partition("@")[0]
@@ -104,7 +104,7 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
             f"hf://{location} is not in the local cache, and the hub is not reachable: check the network and "
             f"HF_HUB_OFFLINE, or download the model in advance ({_first_line(error)})"
         ) from error
-    except (HTTPError, OSError, RuntimeError) as error:  # the last: of hf_xet, whatever has failed
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: any failure of hf_xet
         if _may_pass(error):
             raise HubUnreachable(
                 f"the download of hf://{location} failed ({_first_line(error)}); a retry continues it. If it fails "

@@ -30,7 +30,10 @@ _REVISION = 1
 
 
 def resolve(location: str, cache_directory: Path, accept: Callable[[Path], None] = lambda _directory: None) -> Path:
-    """The directory of the model, which is written on first use. `accept`: as of `resolve_model`."""
+    """The directory of the model, which is written on first use. `accept`: see `resolve_model`.
+
+    Raises `BadInput` for a wrong query, and if the files cannot be written.
+    """
     model = parse_query(location)
     directory = cache_directory / "random" / cache_key(model)
     if not directory.is_dir():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 from urllib.parse import unquote
 
 from rljob_client.errors import BadInput
 from rljob_trainer.models import hub, random_model
 from rljob_trainer.models.checkpoint import validate_checkpoint
-
-_MOUNTED_IN_PODS = {"oci", "pvc"}
 
 
 class ModelElsewhere(BadInput):
@@ -36,15 +33,8 @@ def resolve_model(
     `accept`: called before weights are downloaded or generated, and only then.
     Raises `BadInput` if there is no such model, or if its files are missing, truncated or unreadable.
     """
-    scheme, separator, location = uri.partition("://")
-    if not separator or scheme not in _RESOLVE:
-        schemes = ", ".join(f"{scheme}://" for scheme in _RESOLVE)
-        raise BadInput(f"expected a model URI that begins with {schemes}, found {uri!r}")
     try:
-        if mounted is not None and scheme in _MOUNTED_IN_PODS:
-            directory = mounted
-        else:
-            directory = _RESOLVE[scheme](location, cache_directory or default_cache_directory(), accept)
+        directory = _directory(uri, cache_directory or default_cache_directory(), mounted, accept)
         validate_checkpoint(directory)
     except OSError as error:  # of a parent that this user may not enter, or of a name that is too long
         raise BadInput(
@@ -54,14 +44,40 @@ def resolve_model(
     return directory
 
 
+def _directory(uri: str, cache_directory: Path, mounted: Path | None, accept: Accept) -> Path:
+    """The directory of the model, whose files may be damaged."""
+    scheme, separator, location = uri.partition("://")
+    match scheme if separator else None:
+        case "oci" | "pvc" if mounted is not None:
+            return mounted
+        case "file":
+            return _local_directory(location)
+        case "hf":
+            return hub.resolve(location, accept)
+        case "oci":
+            return _cached_image(location, cache_directory)
+        case "pvc":
+            raise ModelElsewhere(
+                f"pvc://{location} exists only in a Kubernetes cluster; on this machine, copy the model to a directory "
+                "and write file:///path/to/model"
+            )
+        case "random":
+            return random_model.resolve(location, cache_directory, accept)
+    raise BadInput(f"expected a model URI that begins with file://, hf://, oci://, pvc://, random://, found {uri!r}")
+
+
 def default_cache_directory() -> Path:
     """`$XDG_CACHE_HOME/rljob`, else `~/.cache/rljob`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob"
 
 
-def _resolve_image(location: str, cache_directory: Path, _accept: Accept) -> Path:
-    """`oci://`: an image volume in Kubernetes, a directory of the local cache on this machine."""
-    directory = _cached_image(location, cache_directory)
+def _cached_image(location: str, cache_directory: Path) -> Path:
+    """`registry/name:tag` → `<cache>/models/registry/name/tag`; without a tag, `latest`. Pods mount images."""
+    repository, _, name = location.rpartition("/")
+    name, _, tag = name.partition(":")
+    if not repository or not name or ".." in location.split("/"):
+        raise BadInput(f"expected an image as oci://registry/name:tag, found oci://{location}")
+    directory = cache_directory / "models" / repository / name / (tag or "latest")
     if not directory.is_dir():
         raise ModelElsewhere(
             f"oci://{location} is not in the local model cache: expected it at {directory}. `make model` writes "
@@ -71,17 +87,7 @@ def _resolve_image(location: str, cache_directory: Path, _accept: Accept) -> Pat
     return directory
 
 
-def _cached_image(location: str, cache_directory: Path) -> Path:
-    """`registry/name:tag` → `<cache>/models/registry/name/tag`; without a tag, `latest`."""
-    repository, _, name = location.rpartition("/")
-    name, _, tag = name.partition(":")
-    if not repository or not name or ".." in location.split("/"):
-        raise BadInput(f"expected an image as oci://registry/name:tag, found oci://{location}")
-    return cache_directory / "models" / repository / name / (tag or "latest")
-
-
-def _resolve_file(location: str, _cache_directory: Path, _accept: Accept) -> Path:
-    """`file://`: a directory on this machine."""
+def _local_directory(location: str) -> Path:
     directory = Path(location)
     # A URI may spell a space as %20, and a directory may have %20 in its name.
     if not directory.is_dir() and (decoded := Path(unquote(location))).is_dir():
@@ -91,20 +97,3 @@ def _resolve_file(location: str, _cache_directory: Path, _accept: Accept) -> Pat
     if not directory.is_dir():
         raise BadInput(f"expected a model directory at {directory}, found {'a file' if directory.exists() else 'none'}")
     return directory
-
-
-def _refuse_volume_claim(location: str, _cache_directory: Path, _accept: Accept) -> NoReturn:
-    """`pvc://`: a directory on a volume that Kubernetes mounts."""
-    raise ModelElsewhere(
-        f"pvc://{location} exists only in a Kubernetes cluster; on this machine, copy the model to a directory "
-        "and write file:///path/to/model"
-    )
-
-
-_RESOLVE: dict[str, Callable[[str, Path, Accept], Path]] = {
-    "file": _resolve_file,
-    "hf": hub.resolve,
-    "oci": _resolve_image,
-    "pvc": _refuse_volume_claim,
-    "random": random_model.resolve,
-}

@@ -15,6 +15,7 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.job import RLJob, grown_job
 from rljob_api.manifest import load_manifest
 from rljob_client.errors import RunError
+from rljob_client.run_directory.durable_files import write_atomically
 from rljob_trainer.pods.environment import InvalidEnvironment, PodEnvironment
 
 WAIT_SECONDS = 180.0
@@ -77,11 +78,8 @@ def required_attempt(environment: PodEnvironment) -> RequiredAttempt:
 
 
 def announce_restart(environment: PodEnvironment, attempt: RequiredAttempt) -> None:
-    """Record that the containers of this pod are to be restarted in place for `attempt`. Complete or absent: a renamed
-    file."""
-    draft = environment.restart_file.with_suffix(".draft")
-    draft.write_text(attempt.model_dump_json(), encoding="utf-8")
-    draft.rename(environment.restart_file)
+    """Record that the containers of this pod are to be restarted in place for `attempt`."""
+    write_atomically(environment.restart_file, attempt.model_dump_json().encode())
 
 
 def _wait_for_settings(environment: PodEnvironment, required: RequiredAttempt) -> AttemptSettings:

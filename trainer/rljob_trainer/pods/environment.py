@@ -67,7 +67,7 @@ class PodEnvironment(BaseModel):
     """Mount path of the model, for an oci:// or pvc:// URI."""
 
     task_dir: Path | None = None
-    """Mount path of the files of the task. Absent: they are beside the manifest."""
+    """Mount path of the files of the task. Absent: they are next to the manifest."""
 
     run_dir: Path = Path("/run/rljob")
     """Directory of small files through which the pod's processes and probes communicate."""

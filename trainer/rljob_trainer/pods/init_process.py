@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 
 import psutil
 
-_PASSED_ON = {signal.SIGTERM, signal.SIGINT}
-_AWAITED = {*_PASSED_ON, signal.SIGCHLD}
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 10.0
 
@@ -27,50 +27,42 @@ def continue_under_init(at_end: Callable[[int], None] = lambda _: None) -> None:
 
     `at_end`: called with the exit code before the parent exits. Call this before any thread is started.
     """
-    _adopt_orphans()
+    # Adopt orphans, also if this is not the first process because the pod shares its namespace.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.stdout.flush()
     sys.stderr.flush()
     # Blocked before the fork, so that no signal is missed. A blocked signal also reaches the first process. One that
     # arrived earlier, while `rljob_client.__main__` blocked it, is forwarded to the child like any other.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     program = os.fork()
     if program == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         return
-    exit_code = _watch(program)
+    exit_code = _wait_for(program)
     _kill_descendants()
     at_end(exit_code)
     os._exit(exit_code)
 
 
-def _watch(program: int) -> int:
-    while True:
-        number = signal.sigwait(_AWAITED)
-        if number in _PASSED_ON:
-            os.kill(program, number)
-        elif (exit_code := _reap(program)) is not None:
-            return exit_code
+def _wait_for(program: int) -> int:
+    """Forward signals to `program`, and reap all exited processes, until it exits. Returns its exit code."""
 
+    def forward(number: int, _frame: FrameType | None) -> None:
+        os.kill(program, number)
 
-def _reap(program: int) -> int | None:
-    """Reap all exited processes. Returns the exit code of `program` if it is one of them."""
-    ended = None
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     while True:
-        try:
-            process, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if process == 0:
-            return ended
-        if process == program:
+        # Not reaped before signals are blocked: another process could get its id.
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        if ended.si_pid == program:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        _, status = os.waitpid(ended.si_pid, 0)
+        if ended.si_pid == program:
             code = os.waitstatus_to_exitcode(status)
-            ended = code if code >= 0 else 128 - code
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of orphans, also if this is not the first process because the pod shares its namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            return code if code >= 0 else 128 - code
 
 
 def _kill_descendants() -> None:

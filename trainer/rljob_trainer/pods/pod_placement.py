@@ -17,7 +17,7 @@ from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.attempt_start import RequiredAttempt, announce_restart
 from rljob_trainer.pods.environment import ControllerEnvironment, WorkerEnvironment
 from rljob_trainer.pods.ray_node import only_on
-from rljob_trainer.pods.worker_facts import first_process_of, role_hosts, worker_facts
+from rljob_trainer.pods.worker_facts import role_hosts, worker_facts, workers_of_processes
 from rljob_trainer.roles.ray_driver import connect
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopNow, StopRequest
@@ -51,10 +51,10 @@ class PodPlacement:
     def __enter__(self) -> Self:
         """Start the Ray head without waiting: it takes seconds, in which the model and the task can be read."""
         _, port = self._environment.ray_head_address
-        ports = ray_node.RayPorts(self._environment.ray_first_port)
-        self._starting = ray_node.begin(
-            ray_node.head_command(pod_ip=self._environment.pod_ip, port=port, ports=ports), self._log
+        command = ray_node.head_command(
+            pod_ip=self._environment.pod_ip, port=port, first_port=self._environment.ray_first_port
         )
+        self._starting = ray_node.begin(command, self._log)
         return self
 
     def __exit__(
@@ -79,9 +79,8 @@ class PodPlacement:
         display.phase("starting Ray")
         self._connect()
         names = self._environment.worker_pod_names(spec)
-        self._first_processes = {
-            ray_node.worker_resource(worker): first_process_of(spec, worker) for worker in range(len(names))
-        }
+        places = workers_of_processes(spec)
+        self._first_processes = {ray_node.worker_resource(places[name]): name for name in reversed(places)}
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
@@ -202,28 +201,22 @@ class WorkerAgents:
 
         Raises `WorkerLost` if one does not answer in time; the function has then run in the others.
         """
+        results = self.answers(function, timeout_seconds, *arguments)
+        if silent := [str(worker) for worker in range(self._workers) if worker not in results]:
+            raise WorkerLost(
+                f"worker {', '.join(silent)} did not answer {function.__name__} within {timeout_seconds:g} s"
+            )
+        return [results[worker] for worker in range(self._workers)]
+
+    def answers(self, function: Callable[..., Result], timeout_seconds: float, *arguments: object) -> dict[int, Result]:
+        """The result of `function(*arguments)` by worker, for those that answer in time."""
         import ray
         from ray import exceptions
 
         agents = {worker: _find(worker) for worker in range(self._workers)}
-        calls = [agent.call.remote(function, *arguments) for agent in agents.values() if agent is not None]
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=timeout_seconds)
-        if gone := [str(worker) for worker, agent in agents.items() if agent is None]:
-            raise WorkerLost(f"worker {', '.join(gone)} exited before {function.__name__}")
-        try:
-            results: list[Result] = ray.get(calls, timeout=0)
-        except (exceptions.GetTimeoutError, exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
-            raise WorkerLost(f"a worker did not answer {function.__name__} within {timeout_seconds:g} s") from error
-        return results
-
-    def answers(self, function: Callable[[], Result], timeout_seconds: float) -> dict[int, Result]:
-        """The result of `function` by worker, for those that answer in time."""
-        import ray
-        from ray import exceptions
-
-        agents = {worker: _find(worker) for worker in range(self._workers)}
-        worker_of = {agent.call.remote(function): worker for worker, agent in agents.items() if agent is not None}
+        worker_of = {
+            agent.call.remote(function, *arguments): worker for worker, agent in agents.items() if agent is not None
+        }
         if not worker_of:
             return {}
         answered, _ = ray.wait(list(worker_of), num_returns=len(worker_of), timeout=timeout_seconds)

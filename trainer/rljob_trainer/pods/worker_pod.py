@@ -25,9 +25,9 @@ from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods import ray_node
 from rljob_trainer.pods.attempt_start import job_of_attempt, start_attempt
-from rljob_trainer.pods.compile_cache import CompileCache, is_kept_elsewhere, this_platform
+from rljob_trainer.pods.compile_cache import CompileCache, code_platform, is_kept_elsewhere, platform_key
 from rljob_trainer.pods.environment import WorkerEnvironment
-from rljob_trainer.pods.termination import report_early_failure, write_termination_message
+from rljob_trainer.pods.termination import exit_code_of, write_termination_message
 from rljob_trainer.pods.worker_facts import ray_cpus, require_engine_here, worker_facts
 from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.requirements import require_usable
@@ -35,6 +35,8 @@ from rljob_trainer.runtime.stop_request import StopNow
 from rljob_trainer.telemetry.host_memory import host_memory
 
 Address = tuple[str, int]
+Exit = tuple[ExitCode, str]
+"""Exit code of the worker, and its explanation."""
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
 _LOG_EVERY_SECONDS = 30.0
@@ -45,20 +47,21 @@ _PROBE_SECONDS = 3.0
 
 def run_worker(variables: Mapping[str, str]) -> ExitCode:
     """Offer this pod to the job's roles. Returns COMPLETE after a planned exit of the controller."""
-    with report_early_failure(variables) as failure:
-        environment = WorkerEnvironment.read(variables)
-        settings = start_attempt(environment)
-        worker = f"{environment.role} worker {environment.index}"
-        _log(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}: {worker}")
-        result = _work(environment, job_of_attempt(environment, settings))
-        _log(result.message)
-        message = TerminationMessage(exit_code=result.exit_code, message=result.message)
-        write_termination_message(environment.termination_log, message)
-        return result.exit_code
-    return failure.exit_code
+    return exit_code_of(partial(_run, variables), variables)
 
 
-def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
+def _run(variables: Mapping[str, str]) -> ExitCode:
+    environment = WorkerEnvironment.read(variables)
+    settings = start_attempt(environment)
+    worker = f"{environment.role} worker {environment.index}"
+    _log(f"{environment.namespace}/{environment.name}, attempt {settings.attempt}: {worker}")
+    code, message = _work(environment, job_of_attempt(environment, settings))
+    _log(message)
+    write_termination_message(environment.termination_log, TerminationMessage(exit_code=code, message=message))
+    return code
+
+
+def _work(environment: WorkerEnvironment, job: RLJob) -> Exit:
     others_take_over = environment.role == "rollout" and worker_pods(job.spec)[-1].replicas > 1
     termination = _TerminationRequest(others_take_over=others_take_over)
     try:
@@ -78,7 +81,7 @@ def _work(environment: WorkerEnvironment, job: RLJob) -> WorkerExit:
     except KeyboardInterrupt:  # StopNow
         if termination.work_in_progress:
             ray_node.leave()
-        return WorkerExit(ExitCode.TERMINATED, "stopped by SIGTERM")
+        return ExitCode.TERMINATED, "stopped by SIGTERM"
 
 
 # --- compiled code ---
@@ -88,7 +91,7 @@ def _restored_cache(environment: WorkerEnvironment) -> CompileCache | None:
     """The cache for compiled code, whose variables are set for the processes that this one starts; None without."""
     if environment.compile_cache_dir is None or is_kept_elsewhere(os.environ):
         return None
-    name = f"{this_platform().key}-{environment.role}"
+    name = f"{platform_key(code_platform())}-{environment.role}"
     cache = CompileCache(Path(tempfile.gettempdir(), "rljob-compiled"), environment.compile_cache_dir, name)
     _log(cache.restore())
     os.environ.update(cache.variables())
@@ -141,7 +144,7 @@ def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> Non
     command = ray_node.worker_command(
         head=ray_node.endpoint(*head),
         pod_ip=environment.pod_ip,
-        ports=ray_node.RayPorts(environment.ray_first_port),
+        first_port=environment.ray_first_port,
         cpus=ray_cpus(job.spec, environment.role),
         gpus=len(this_machine().gpu_memory_bytes),
         resource=ray_node.worker_resource(environment.worker_number(job.spec)),
@@ -152,19 +155,21 @@ def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> Non
 # --- staying ---
 
 
-def _stay(environment: WorkerEnvironment, head: Address) -> WorkerExit:
-    raylet = (environment.pod_ip, ray_node.RayPorts(environment.ray_first_port).node_manager)
-    watch = HeadWatch(environment.ray_head, time.monotonic())
-    kills_before = host_memory().oom_kills
+def _stay(environment: WorkerEnvironment, head: Address) -> Exit:
+    raylet = (environment.pod_ip, environment.ray_first_port)  # the node manager's port
+    answered_at, kills_before = time.monotonic(), host_memory().oom_kills
     while True:
+        head_answers, now = _answers(head), time.monotonic()
+        answered_at = now if head_answers else answered_at
         observed = Observed(
-            head=_answers(head),
+            head=head_answers,
+            silent_seconds=now - answered_at,
             raylet=_answers(raylet),
             controller_ended=environment.controller_ended_file.exists(),
             to_restart=environment.restart_file.exists(),
             oom_kills=host_memory().oom_kills - kills_before,
         )
-        if (result := watch.check(observed, time.monotonic())) is not None:
+        if (result := exit_of_worker(observed, environment.ray_head)) is not None:
             return result
         time.sleep(_POLL_SECONDS)
 
@@ -206,15 +211,18 @@ HEAD_GONE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One observation of a worker."""
+    """One observation of a worker that has joined its Ray head."""
 
-    head: bool
-    """The Ray head accepts connections."""
+    head: bool = True
+    """The head accepts connections."""
 
-    raylet: bool
+    silent_seconds: float = 0.0
+    """Time since it last did."""
+
+    raylet: bool = True
     """Ray in this pod accepts connections."""
 
-    controller_ended: bool
+    controller_ended: bool = False
     """The controller has announced its exit."""
 
     to_restart: bool = False
@@ -224,47 +232,29 @@ class Observed:
     """Processes of this container that the kernel has OOM-killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerExit:
-    """The result of a worker."""
+def exit_of_worker(observed: Observed, head: str) -> Exit | None:
+    """The exit code and message of the worker, if it is to exit now; otherwise None. Pure.
 
-    exit_code: ExitCode
-
-    message: str
-    """For people."""
-
-
-class HeadWatch:
-    """Decides when a worker exits that has joined its Ray head. Pure: the time is a parameter."""
-
-    def __init__(self, head: str, now: float) -> None:
-        """`head`: its address for messages. `now`: seconds, on a monotonic clock."""
-        self._head = head
-        self._last_answer = now
-
-    def check(self, seen: Observed, now: float) -> WorkerExit | None:
-        """The result of the worker, if it is to exit now; otherwise None."""
-        if seen.head:
-            self._last_answer = now
-            # A raylet exits by itself after its head. If the head still answers, the exit is a failure.
-            return None if seen.raylet or seen.controller_ended else _without_ray(seen.oom_kills)
-        if seen.to_restart:  # only after the head is gone: it must not be joined again
-            return WorkerExit(ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan")
-        if seen.controller_ended:
-            return WorkerExit(ExitCode.COMPLETE, "the controller has exited; this worker exits too")
-        silence = now - self._last_answer
-        if silence >= HEAD_GONE_SECONDS:
-            return WorkerExit(
-                ExitCode.WORKER_LOST,
-                f"the controller is gone: {self._head} has not answered for {silence:.0f} s; "
-                "check the termination message of its pod",
-            )
+    `head`: address of the Ray head, for the message.
+    """
+    if observed.head:
+        # A raylet exits by itself after its head. If the head still answers, the exit is a failure.
+        if observed.raylet or observed.controller_ended:
+            return None
+        if not observed.oom_kills:
+            return ExitCode.WORKER_LOST, "Ray ended in this pod"
+        # The kernel may have killed Ray itself, which nothing else can report.
+        return ExitCode.HOST_OUT_OF_MEMORY, (
+            f"Ray ended in this pod: the kernel killed {observed.oom_kills} of this container's processes, since it "
+            "reached its memory limit (OOMKilled)"
+        )
+    if observed.to_restart:  # only after the head is gone: it must not be joined again
+        return ExitCode.RESTART_IN_PLACE, "the pods are restarted in place under a changed memory plan"
+    if observed.controller_ended:
+        return ExitCode.COMPLETE, "the controller has exited; this worker exits too"
+    if observed.silent_seconds < HEAD_GONE_SECONDS:
         return None
-
-
-def _without_ray(kills: int) -> WorkerExit:
-    """The kernel may have killed Ray itself, which nothing else can report."""
-    if not kills:
-        return WorkerExit(ExitCode.WORKER_LOST, "Ray ended in this pod")
-    killed = f"the kernel killed {kills} of this container's processes, since it reached its memory limit (OOMKilled)"
-    return WorkerExit(ExitCode.HOST_OUT_OF_MEMORY, f"Ray ended in this pod: {killed}")
+    return ExitCode.WORKER_LOST, (
+        f"the controller is gone: {head} has not answered for {observed.silent_seconds:.0f} s; "
+        "check the termination message of its pod"
+    )

@@ -21,23 +21,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from rljob_client.errors import BadInput, RunError
 from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, FileDigest
 from rljob_trainer.policy.checkpoint_files import DamagedCheckpoint, ParallelWriter, VerifyingReader
 from rljob_trainer.policy.checkpoint_layout import (
-    SCALES,
-    LoadIntoOptimizer,
+    STATE,
+    LoadIntoState,
+    LocalState,
     SaveInPieces,
-    foreign_rows,
-    placed_row,
-    row_of,
+    as_saved,
+    local_state,
+    receive_scales,
     take_scales,
 )
-from rljob_trainer.policy.gradients import local
-from rljob_trainer.policy.host_array import HostArray
+from rljob_trainer.policy.host_array import HostArray, parts_bytes, parts_like
 from rljob_trainer.policy.membership import forget_locals
 from rljob_trainer.policy.moments import MOMENTS
 from rljob_trainer.policy.optimizer import MasterAdamW
@@ -47,9 +45,6 @@ _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", QUANTIZED: "int8
 """`policy.optimizer.moments` by the dtype of the saved moments."""
 _LEAVE_SECONDS = 20.0
 """A write whose ranks have left their group fails at its next piece, unless it waits for the disk."""
-
-_STATE = "optimizer.state."
-"""Prefix of the names of the optimizer's state in a checkpoint."""
 
 
 class CheckpointWriter:
@@ -78,23 +73,28 @@ class CheckpointWriter:
         """
         if self._writing is not None:
             raise RuntimeError("expected the previous checkpoint to be finished, found it still being written")
-        memory = self._memory(_staged_bytes(optimizer), of_device=not optimizer.state.offloaded)
+        state = local_state(optimizer)
+        memory = self._memory(parts_bytes(_tensors(state)), of_device=not optimizer.state.offloaded)
         self.in_place = memory is None
-        values = _in_place(optimizer) if memory is None else _staged(optimizer, memory)
-        planner = SaveInPieces(optimizer, in_place=self.in_place)
+        if memory is not None:
+            state = _copied(state, memory)
         self._writing = self._executor.submit(
-            self._write, _as_saved(optimizer, values), planner, ParallelWriter(directory, self._left), self._group
+            self._write,
+            as_saved(optimizer, state),
+            SaveInPieces(state, in_place=self.in_place),
+            ParallelWriter(directory, self._left),
+            self._group,
         )
 
     def allow_copies(self, allowed: bool) -> None:
-        """Copy the state from now on, or no longer: the memory of the copy is then given back once it is written."""
+        """Enable or disable copies of the state. If disabled, releases the memory of the copy once it is written."""
         if self.copies and not allowed:
             self.wait_until_written()
             self.release()
         self.copies = allowed
 
     def release(self) -> None:
-        """Give back the memory of the copy. Does nothing while a checkpoint is being written."""
+        """Release the memory of the copy. Does nothing while a checkpoint is being written."""
         if self.written():
             self._kept = None
 
@@ -104,7 +104,10 @@ class CheckpointWriter:
         self._left.set()
 
     def renew_group(self) -> None:
-        """Use a process group of a new default group, after `leave_group`. Collective. Drops the former checkpoint."""
+        """Use a process group of a new default group, after `leave_group`. Collective. Drops the former checkpoint.
+
+        Raises `RuntimeError` if its write does not end.
+        """
         writing, self._writing = self._writing, None
         if writing is not None and wait([writing], timeout=_LEAVE_SECONDS).not_done:
             raise RuntimeError(f"expected an interrupted checkpoint to end within {_LEAVE_SECONDS:.0f} s, it did not")
@@ -162,39 +165,21 @@ class CheckpointWriter:
             return None
 
 
-def _in_place(optimizer: MasterAdamW) -> dict[str, dict[str, Tensor]]:
-    """The state where it is, by parameter. A split master has the shape alone: its pieces are formed when they
-    are written."""
-    values: dict[str, dict[str, Tensor]] = {}
-    for name in optimizer.parameters:
-        shard, moments = optimizer.weights_of(name), optimizer.state_of(name)
-        master = torch.empty((), dtype=torch.float32).expand(shard.shape) if optimizer.is_split(name) else shard
-        values[name] = {"master": master, **{key: moments[key] for key in MOMENTS}, **_scale_rows(optimizer, name)}
-    return values
-
-
-def _scale_rows(optimizer: MasterAdamW, name: str) -> dict[str, Tensor]:
-    """Copies of the scales of both moments, as they are saved; empty if the moments have none."""
-    state, parameter = optimizer.state_of(name), optimizer.parameters[name]
-    return {key: row_of(state[key], parameter) for key in SCALES.values() if key in state}
-
-
-def _staged(optimizer: MasterAdamW, free: Tensor) -> dict[str, dict[str, Tensor]]:
-    """This rank's part of the state, copied to the memory `free`, by parameter."""
-    staged: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in optimizer.parameters.items():
-        shard, moments = local(parameter), optimizer.state_of(name)
-        master, free = _take(free, shard.shape, torch.float32)
-        for piece, values in optimizer.master_pieces(name):
-            master.view(-1)[piece].copy_(values, non_blocking=True)
-        staged[name] = {"master": master}
-        for key in MOMENTS:
-            target, free = _take(free, shard.shape, moments[key].dtype)
-            staged[name][key] = target.copy_(moments[key], non_blocking=True)
-        staged[name] |= _scale_rows(optimizer, name)
+def _copied(state: LocalState, memory: Tensor) -> LocalState:
+    """The state in `memory`, which may change at once."""
+    copies = iter(parts_like(_tensors(state), memory))
+    copied = {
+        name: {key: next(copies).copy_(value, non_blocking=True) for key, value in each.items()}
+        for name, each in state.items()
+    }
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return staged
+    return copied
+
+
+def _tensors(state: LocalState) -> Iterator[Tensor]:
+    for each in state.values():
+        yield from each.values()
 
 
 def load_checkpoint(optimizer: MasterAdamW, directory: Path, rank: int, ranks: int) -> str | None:
@@ -205,24 +190,20 @@ def load_checkpoint(optimizer: MasterAdamW, directory: Path, rank: int, ranks: i
     """
     reader = VerifyingReader(directory, CheckpointManifest.load(directory).files, rank, ranks)
     saved = reader.read_metadata().state_dict_metadata
-    values = _in_place(optimizer)
-    state = _as_saved(optimizer, values)
+    own = local_state(optimizer)
+    state = as_saved(optimizer, own)
     _require_same_moments(optimizer, saved, directory)
     _require_same_state(state, saved, directory)
-    foreign = foreign_rows(
-        optimizer, {name: each.size for name, each in saved.items() if hasattr(each, "size")}, _STATE
-    )
-    for (name, moment), rows in foreign.items():
-        state["optimizer"]["state"][name][SCALES[moment]] = rows
+    receive_scales(optimizer, state["optimizer"]["state"], saved)
     try:
-        load(state, storage_reader=reader, planner=LoadIntoOptimizer(optimizer))
+        load(state, storage_reader=reader, planner=LoadIntoState(own))
     except CheckpointException as failed:
         failures = {number: error for number, (error, _) in failed.failures.items()}
         damages = [str(error) for error in failures.values() if isinstance(error, DamagedCheckpoint)]
         if damages:
             return damages[0]
         raise _of_rank(rank, failures) from failed
-    take_scales(optimizer, values, foreign)
+    take_scales(optimizer, state["optimizer"]["state"])
     optimizer.steps = max((int(each["step"]) for each in state["optimizer"]["state"].values()), default=0)
     return None
 
@@ -237,47 +218,8 @@ def _of_rank(rank: int, failures: Mapping[int, BaseException]) -> BaseException:
     return RuntimeError(f"rank {other} could not load the checkpoint: {type(error).__name__}: {error}")
 
 
-def _as_saved(optimizer: MasterAdamW, values: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-    """The state by the names that it has in a checkpoint. Shares the memory of `values`."""
-    cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
-
-    def mesh_of(parameter: DTensor, device: str) -> DeviceMesh:
-        mesh = parameter.device_mesh
-        if device == mesh.device_type:
-            return mesh
-        if mesh not in cpu_meshes:
-            cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh, _init_backend=False)
-        return cpu_meshes[mesh]
-
-    def placed(name: str, shard: Tensor) -> Tensor:
-        parameter = optimizer.parameters[name]
-        if not isinstance(parameter, DTensor):
-            return shard
-        mesh = mesh_of(parameter, shard.device.type)
-        return DTensor.from_local(
-            shard, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
-
-    def placed_scales(name: str, row: Tensor) -> Tensor:
-        parameter = optimizer.parameters[name]
-        return placed_row(row, parameter, mesh_of(parameter, "cpu") if isinstance(parameter, DTensor) else None)
-
-    state = {
-        name: {
-            **{key: placed(name, each[key]) for key in MOMENTS},
-            **{key: placed_scales(name, each[key]) for key in SCALES.values() if key in each},
-            "step": torch.tensor(float(optimizer.steps)),
-        }
-        for name, each in values.items()
-    }
-    return {
-        "model": {name: placed(name, each["master"]) for name, each in values.items()},
-        "optimizer": {"state": state},
-    }
-
-
 def _require_same_moments(optimizer: MasterAdamW, saved: Mapping[str, Any], directory: Path) -> None:
-    metadata = saved.get(f"{_STATE}{next(iter(optimizer.parameters))}.{MOMENTS[0]}")
+    metadata = saved.get(f"{STATE}{next(iter(optimizer.parameters))}.{MOMENTS[0]}")
     if not isinstance(metadata, TensorStorageMetadata) or metadata.properties.dtype == optimizer.moments.dtype:
         return
     found = _TYPES.get(metadata.properties.dtype, str(metadata.properties.dtype))
@@ -303,19 +245,3 @@ def _names(state: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _staged_bytes(optimizer: MasterAdamW) -> int:
-    moments = (optimizer.moments.dtype,) * len(MOMENTS)
-    shards = [local(parameter).numel() for parameter in optimizer.parameters.values()]
-    return sum(_aligned(elements * dtype.itemsize) for elements in shards for dtype in (torch.float32, *moments))
-
-
-def _take(free: Tensor, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A tensor in the first bytes of `free`, and the rest."""
-    nbytes = shape.numel() * dtype.itemsize
-    return free[:nbytes].view(dtype).view(shape), free[_aligned(nbytes) :]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 8) * 8

@@ -27,11 +27,13 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
+from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.moments import CHUNK, MOMENTS, Moment, QuantizedType
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, joined
+from rljob_trainer.policy.optimizer_state import BLOCK, joined, split
+from rljob_trainer.policy.weight_loading import first_row
 
 WEIGHTS = "model."
 """Prefix of the weights' names in a checkpoint."""
@@ -39,24 +41,70 @@ PIECE_BYTES = 16 << 20
 """At most of one item in a file, if a row is not longer. A thread that writes or reads holds a few of them."""
 
 
+STATE = "optimizer.state."
+"""Prefix of the names of the optimizer's state."""
+SCALES: dict[Moment, str] = {moment: f"{moment}_scales" for moment in MOMENTS}
+"""Names of the scales, in `MasterAdamW.state_of` and in a checkpoint."""
+
+LocalState = dict[str, dict[str, Tensor]]
+"""This rank's part of the state, by parameter: `weights` and the tensors of `MasterAdamW.state_of`."""
+
+
+def local_state(optimizer: MasterAdamW) -> LocalState:
+    """The state where it is now: weights that return to the device later keep their copy in host memory."""
+    return {name: {"weights": optimizer.weights_of(name), **optimizer.state_of(name)} for name in optimizer.parameters}
+
+
+def as_saved(optimizer: MasterAdamW, state: LocalState) -> dict[str, Any]:
+    """The state by the names that it has in a checkpoint. Shares its memory, except for copies of scales.
+
+    The master of a bfloat16 weight has a shape alone: `SaveInPieces` and `LoadIntoState` join and split its pieces.
+    """
+    cpu_meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    def placed(shard: Tensor, parameter: Tensor, shape: torch.Size | None = None) -> Tensor:
+        """`shard` as this rank's part of a tensor of `shape`, by default that of the parameter."""
+        if not isinstance(parameter, DTensor):
+            return shard
+        mesh, whole = parameter.device_mesh, shape or parameter.shape
+        if shard.device.type != mesh.device_type:
+            if mesh not in cpu_meshes:
+                cpu_meshes[mesh] = DeviceMesh("cpu", mesh.mesh, _init_backend=False)
+            mesh = cpu_meshes[mesh]
+        stride = torch.empty(whole, device="meta").stride()
+        return DTensor.from_local(shard, mesh, parameter.placements, run_check=False, shape=whole, stride=stride)
+
+    model: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in optimizer.parameters.items():
+        each = state[name]
+        is_split = "remainders" in each
+        master = torch.empty((), dtype=torch.float32).expand(each["weights"].shape) if is_split else each["weights"]
+        model[name] = placed(master, parameter)
+        moments[name] = {moment: placed(each[moment], parameter) for moment in MOMENTS}
+        moments[name]["step"] = torch.tensor(float(optimizer.steps))
+        for key in (key for key in SCALES.values() if key in each):
+            row = torch.zeros((1, _blocks(parameter)))
+            row[0, : each[key].numel()].copy_(each[key])
+            moments[name][key] = placed(row, parameter, torch.Size((_ranks(parameter), row.shape[1])))
+    return {"model": model, "optimizer": {"state": moments}}
+
+
 class SaveInPieces(DefaultSavePlanner):
     """Cuts tensors along their first dimension. A piece is brought to host memory when it is written."""
 
-    def __init__(self, optimizer: MasterAdamW, *, in_place: bool) -> None:
-        """`in_place`: the state is where the optimizer has it, and split masters have a shape alone."""
+    def __init__(self, state: LocalState, *, in_place: bool) -> None:
+        """`in_place`: the state is where the optimizer has it."""
         super().__init__()
         self._cuts: dict[tuple[str, torch.Size], tuple[MetadataIndex, slice]] = {}
-        # Where they are now: weights that come back to the device meanwhile keep their copy in host memory.
-        self._split: dict[str, tuple[Tensor, Tensor]] = {}
-        if in_place:
-            self._split = {
-                f"{WEIGHTS}{name}": (optimizer.weights_of(name), optimizer.state_of(name)["remainders"])
-                for name in optimizer.parameters
-                if optimizer.is_split(name)
-            }
+        self._split = {
+            f"{WEIGHTS}{name}": (each["weights"], each["remainders"])
+            for name, each in state.items()
+            if "remainders" in each
+        }
         self._stream: torch.cuda.Stream | None = None
         if in_place and torch.cuda.is_available():
-            # Beside the passes of the next step, which do not change the state.
+            # Concurrent with the passes of the next step, which do not change the state.
             self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
 
@@ -97,77 +145,47 @@ class SaveInPieces(DefaultSavePlanner):
             )
 
 
-class LoadIntoOptimizer(DefaultLoadPlanner):
+class LoadIntoState(DefaultLoadPlanner):
     """Loads masters of bfloat16 weights item by item, without a copy of all."""
 
-    def __init__(self, optimizer: MasterAdamW) -> None:
+    def __init__(self, state: LocalState) -> None:
         super().__init__()
-        self._optimizer = optimizer
+        self._split = {f"{WEIGHTS}{name}": each for name, each in state.items() if "remainders" in each}
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        if self._is_split(read_item):
+        if read_item.dest_index.fqn in self._split:
             return torch.empty(read_item.lengths, dtype=torch.float32)
         tensor: Tensor = super().resolve_tensor(read_item)
         return tensor
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        if self._is_split(read_item):
-            name = read_item.dest_index.fqn.removeprefix(WEIGHTS)
-            self._optimizer.set_master(name, tensor, read_item.dest_offsets)
-
-    def _is_split(self, read_item: ReadItem) -> bool:
-        name = read_item.dest_index.fqn
-        return name.startswith(WEIGHTS) and self._optimizer.is_split(name.removeprefix(WEIGHTS))
+        if (state := self._split.get(read_item.dest_index.fqn)) is not None:
+            ranges = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+            box = tuple(slice(start, start + length) for start, length in ranges)
+            for target, values in zip((state["weights"], state["remainders"]), split(tensor), strict=True):
+                target[box].copy_(values)
 
 
-SCALES: dict[Moment, str] = {moment: f"{moment}_scales" for moment in MOMENTS}
-"""Names of the scales, in `MasterAdamW.state_of` and in a checkpoint."""
+def receive_scales(optimizer: MasterAdamW, state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Make room in `state` for the rows of all ranks that wrote a checkpoint, unless as many ranks load it: each needs
+    its own row alone then. `saved`: metadata of the tensors in the checkpoint, by name."""
+    for name, each in state.items():
+        for key in SCALES.values():
+            if key in each and (size := saved[f"{STATE}{name}.{key}"].size) != each[key].shape:
+                each[key] = torch.empty(size)
 
 
-def row_of(scales: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's row of the scales of one moment of a parameter, in host memory. A copy, padded with zeros."""
-    row = torch.zeros((1, _blocks(parameter)))
-    row[0, : scales.numel()].copy_(scales)
-    return row
-
-
-def placed_row(row: Tensor, parameter: Tensor, cpu_mesh: DeviceMesh | None) -> Tensor:
-    """`row` as this rank's part of the rows of all ranks. `cpu_mesh`: of the ranks, if the parameter is sharded."""
-    if cpu_mesh is None:
-        return row
-    shape = torch.Size((_ranks(parameter), row.shape[1]))
-    return DTensor.from_local(row, cpu_mesh, [Shard(0)], run_check=False, shape=shape, stride=(row.shape[1], 1))
-
-
-def foreign_rows(
-    optimizer: MasterAdamW, sizes: Mapping[str, torch.Size], prefix: str
-) -> dict[tuple[str, Moment], Tensor]:
-    """Empty tensors for the rows of all ranks that wrote a checkpoint, by parameter and moment.
-
-    None for a parameter if as many ranks load it: each needs its own row alone. `sizes`: of the tensors in the
-    checkpoint, by name; those of the optimizer's state begin with `prefix`.
-    """
-    if optimizer.moments.dtype != QUANTIZED:
-        return {}
-    return {
-        (name, moment): torch.empty(size)
-        for name, parameter in optimizer.parameters.items()
-        for moment, key in SCALES.items()
-        if (size := sizes[f"{prefix}{name}.{key}"]) != (_ranks(parameter), _blocks(parameter))
-    }
-
-
-def take_scales(
-    optimizer: MasterAdamW, values: Mapping[str, Mapping[str, Tensor]], foreign: Mapping[tuple[str, Moment], Tensor]
-) -> None:
-    """Complete the state, whose codes have been loaded, with this rank's rows in `values`, or with `foreign_rows`."""
-    for name, each in values.items():
+def take_scales(optimizer: MasterAdamW, state: Mapping[str, Any]) -> None:
+    """Complete the optimizer's state, whose codes have been loaded, with the scales in `state`."""
+    for name, parameter in optimizer.parameters.items():
         for moment, key in SCALES.items():
-            if (name, moment) in foreign:
-                _requantize(optimizer, name, moment, foreign[name, moment])
-            elif key in each:
+            if (rows := state[name].get(key)) is None:
+                continue
+            if rows.shape == (_ranks(parameter), _blocks(parameter)):
                 scales = optimizer.state_of(name)[key]
-                scales.copy_(each[key][0, : scales.numel()])
+                scales.copy_(local(rows)[0, : scales.numel()])
+            else:
+                _requantize(optimizer, name, moment, rows)
 
 
 def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor) -> None:
@@ -175,11 +193,11 @@ def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor)
 
     `rows`: the scales of all ranks of the writers.
     """
-    assert isinstance(optimizer.moments, QuantizedType)
-    quantizer = optimizer.moments.quantizer
+    quantizer = optimizer.moments
+    assert isinstance(quantizer, QuantizedType)
     state, parameter = optimizer.state_of(name), optimizer.parameters[name]
     codes, scales = state[moment].view(-1), state[SCALES[moment]]
-    first = _first_element(parameter)
+    first = first_row(parameter) * math.prod(parameter.shape[1:])
     written_by_one = _shard_elements(parameter, len(rows))
     for start in range(0, codes.numel(), CHUNK):
         piece = codes[start : start + CHUNK]
@@ -207,9 +225,3 @@ def _shard_elements(parameter: Tensor, ranks: int) -> int:
         return 1
     rows: int = parameter.shape[0]
     return -(-rows // ranks) * (parameter.numel() // max(rows, 1))
-
-
-def _first_element(parameter: Tensor) -> int:
-    """Place of this rank's first element in the whole parameter."""
-    rank = parameter.device_mesh.get_local_rank() if isinstance(parameter, DTensor) else 0
-    return rank * _shard_elements(parameter, _ranks(parameter))

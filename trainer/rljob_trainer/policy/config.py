@@ -45,7 +45,7 @@ class PolicyConfig:
     device: Literal["cpu", "cuda"]
 
     dtype: Literal["float32", "bfloat16"]
-    """Data type of the forward and backward pass, of weights that are frozen beside adapters, and of the weights that
+    """Data type of the forward and backward pass, of frozen weights with adapters, and of the weights that
     are sent to the engines or exported. Master weights and the sums of gradients are float32."""
 
     algorithm: AlgorithmSpec
@@ -76,24 +76,6 @@ class PolicyConfig:
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""
         return self.algorithm.learning_rate * min(1.0, step / max(self.algorithm.warmup_steps, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The loaded model."""
-
-    architecture: str
-    """Name of its class in transformers."""
-
-    parameters: int
-    """Number of parameters; tied ones count once."""
-
-    layers: int
-
-    vocabulary: int
-    """Rows of the output embedding."""
-
-    tied_embeddings: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Exports of the policy: full parameters one by one, their digest, the model in Hugging Face format."""
+"""Exports of the policy: full parameters one after the other, and the model in Hugging Face format."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -12,15 +11,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rljob_client.errors import BadInput
 from rljob_client.model_files import read_config
 from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import PolicyConfig
+from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
-from rljob_trainer.policy.model import CAUSAL_LM, PolicyModel, sent_name
-from rljob_trainer.policy.optimizer import MasterAdamW
+from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.weight_loading import require_finite
 
 _WEIGHTS = frozenset(
@@ -45,28 +43,9 @@ def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[st
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
-        if layer := adapted.get(name):
-            tensor = merged_weight(layer, dtype)
-        else:
-            # Cast first: half the bytes to gather.
-            shard = parameter.detach().to(dtype)
-            tensor = shard.full_tensor() if isinstance(shard, DTensor) else shard
-        yield sent_name(name), tensor
-
-
-def weights_digest(optimizer: MasterAdamW) -> str:
-    """SHA-256 of the names and the float32 masters of all trained parameters; the same on every rank. Collective."""
-    digest = hashlib.sha256()
-    for name, parameter in optimizer.parameters.items():
-        digest.update(name.removeprefix(CAUSAL_LM).encode())
-        if isinstance(parameter, DTensor):
-            pieces = [parameter.full_tensor().detach()]
-        else:
-            pieces = [master for _, master in optimizer.master_pieces(name)]
-        for piece in pieces:
-            # A copy: memory that numpy has seen could not be freed in place (`policy_offload`).
-            digest.update(piece.to("cpu", copy=True).contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        layer = adapted.get(name)
+        # Cast first: half the bytes to gather.
+        yield sent_name(name), merged_weight(layer, dtype) if layer else full(parameter.detach().to(dtype))
 
 
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:

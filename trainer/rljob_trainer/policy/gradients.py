@@ -32,6 +32,7 @@ class Gradients:
         return None if grad is None else local(grad).reshape(-1)
 
     def all(self) -> list[Tensor]:
+        """The gradients that exist, as `of` returns them."""
         return [grad for number in range(len(self._parameters)) if (grad := self.of(number)) is not None]
 
     def norm(self) -> float:
@@ -99,8 +100,14 @@ def _adder(sums: _Sums, number: int) -> Callable[[Tensor], None]:
     return add
 
 
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor of any shape, on all ranks (collective); any other tensor itself. Detached."""
+    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach()
+
+
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor; any other tensor itself. Shares its memory."""
+    """This rank's shard of a sharded tensor, its rows; any other tensor itself. Shares its memory."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     shard: Tensor = tensor.to_local().detach()

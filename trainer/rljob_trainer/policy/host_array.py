@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -22,7 +23,7 @@ class HostArray:
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, *, pinned: bool, purpose: str, advice: str) -> None:
-        """`purpose`, `advice`: of a message that the memory could not be taken: `the optimizer's state`, `write …`."""
+        """`purpose`, `advice`: for the message if the memory is refused, such as "the optimizer's state", "write …"."""
         self.nbytes = elements * dtype.itemsize
         self._tensor: Future[Tensor] = Future()
         if not pinned or not elements:
@@ -37,6 +38,28 @@ class HostArray:
     def tensor(self) -> Tensor:
         """The array. Raises `RuntimeError` if the host's memory could not be taken or pinned."""
         return self._tensor.result()
+
+
+_ALIGNMENT = 512
+"""Bytes, so that numbers of any dtype can be viewed at the beginning of each part."""
+
+
+def parts_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of memory for `parts_like`."""
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+
+
+def parts_like(tensors: Iterable[Tensor], memory: Tensor) -> list[Tensor]:
+    """Parts of `memory` (uint8, one-dimensional), one after the other, with the shapes and dtypes of `tensors`."""
+    parts, start = [], 0
+    for tensor in tensors:
+        parts.append(memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += _aligned(tensor.nbytes)
+    return parts
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _pinned_zeros(elements: int, dtype: torch.dtype, purpose: str, advice: str) -> Tensor:

@@ -53,14 +53,17 @@ def forget_interrupted_pass(model: nn.Module) -> None:
 
 
 def leave_group(model: nn.Module) -> None:
-    """Drop the references to the process group, which else stays connected."""
+    """Drop the references to the process group, which would otherwise stay connected."""
     for mesh_info, registry in _places_of_groups(model):
         _set(mesh_info, "shard_process_group", None)
         registry.clear()
 
 
 def use_group(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Use `group`, whose name is that of the former group: FSDP keeps the group itself, its meshes keep the name."""
+    """Use `group` instead of the former group of the same name: FSDP keeps the group itself, its meshes keep the name.
+
+    Raises `RuntimeError` if the names differ.
+    """
     for mesh_info, registry in _places_of_groups(model):
         [name] = mesh_info.mesh._dim_group_names
         if name != group.group_name:

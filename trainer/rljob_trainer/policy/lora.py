@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rljob_client.errors import BadInput
 from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import LoraConfig
+from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.weight_loading import require_finite
 
 _ADAPTER = "default"
@@ -69,16 +69,16 @@ def checkpoint_name(parameter_name: str) -> str:
 
 @torch.no_grad()
 def merged_weight(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The full weight of the layer with its adapter added in float32, in `dtype`. A new tensor. Collective."""
-    merged = _full(layer.base_layer.weight).to(torch.float32, copy=True)
-    second, first = (_full(matrix[_ADAPTER].weight).float() for matrix in (layer.lora_B, layer.lora_A))
+    """The full weight, [out, in] in `dtype`, with the adapter added in float32. A new tensor. Collective."""
+    merged = full(layer.base_layer.weight).to(torch.float32, copy=True)
+    second, first = (full(matrix[_ADAPTER].weight).float() for matrix in (layer.lora_B, layer.lora_A))
     return merged.addmm_(second, first, alpha=layer.scaling[_ADAPTER]).to(dtype)
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Within the block, the model computes with its frozen weights alone: those of the initial model."""
-    # Not peft's `disable_adapters`, which also stops their gradients, of which FSDP keeps track.
+    # Not peft's `disable_adapters`, which also stops their gradients, and FSDP expects these.
     layers = adapted_layers(model).values()
     for layer in layers:
         layer._disable_adapters = True
@@ -112,7 +112,7 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
 
     tensors = {
         # peft's names: those of the whole model's wrapper, without the adapter's.
-        f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): _full(parameter).cpu().contiguous()
+        f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): full(parameter).cpu().contiguous()
         for name, parameter in causal_lm.named_parameters()
         if is_adapter(name)
     }
@@ -147,11 +147,6 @@ def _peft_config(lora: LoraConfig) -> Any:
         )
     except ValueError as error:
         raise BadInput(f"policy.lora: peft cannot use these settings: {error}; change them") from error
-
-
-def _full(parameter: Tensor) -> Tensor:
-    value = parameter.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _seed_of(layer: str, seed: int) -> int:

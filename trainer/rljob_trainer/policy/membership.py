@@ -1,4 +1,4 @@
-"""Membership of a rank in the process group of all policy ranks, which it can leave after a failure and join anew.
+"""Membership of a rank in the process group of all policy ranks, which it can leave after a failure and join again.
 
 A rank that fails in a collective operation leaves the others waiting. It therefore leaves the group, which interrupts
 them: NCCL's communicators are aborted on every rank, on a thread that waits for this; gloo cannot be aborted, but the
@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from rljob_trainer.own_address import own_address
-
 _LEFT = "left"
 """Key that the first rank to leave sets in the store of its generation."""
 
@@ -31,19 +29,35 @@ class Membership:
 
     def __init__(self, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
-        self._rendezvous = Rendezvous(world_size)
+        self._served: TCPStore | HashStore | None = None
         self._generation: _Generation | None = None
         self.before_leaving: Callable[[], None] = lambda: None
         """Drops all references to process groups: gloo's connections close with the last of them."""
 
     def rendezvous(self) -> tuple[str, int]:
-        """Host and port for `join`. Called on rank 0 before all ranks join."""
-        return self._rendezvous.serve()
+        """Serve a store for `join` on a port that the system chooses. Returns host and port.
+
+        Called on rank 0 before all ranks join. A single rank opens no port.
+        """
+        if self._world_size == 1:
+            self._served = HashStore()
+            return "", 0
+        from ray.util import get_node_ip_address
+
+        host = get_node_ip_address()
+        self._served = store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, store.port
 
     def join(self, host: str, port: int) -> None:
         """Join the group of all ranks. Returns when all have joined."""
-        store = self._rendezvous.join(host, port)
-        init_process_group(store, self._rank, self._world_size, self._device)
+        store = self._served or TCPStore(host, port, is_master=False)
+        dist.init_process_group(
+            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=self._rank,
+            world_size=self._world_size,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if self._device == "cuda" else None,
+        )
         watched = TCPStore(host, port, is_master=False) if self._world_size > 1 else None
         self._generation = _Generation(store, watched, self._device)
 
@@ -116,38 +130,3 @@ def forget_locals(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-class Rendezvous:
-    """A key-value store for all ranks.
-
-    Rank 0 serves it on a port that the system chooses, which avoids races. A single rank needs no port.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self._alone = world_size == 1
-        self._served: TCPStore | HashStore | None = None
-
-    def serve(self) -> tuple[str, int]:
-        """Start the store. Returns host and port for the other ranks."""
-        if self._alone:
-            self._served = HashStore()
-            return "", 0
-        host = own_address()
-        self._served = store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, store.port
-
-    def join(self, host: str, port: int) -> TCPStore | HashStore:
-        """The store, connected to that of rank 0."""
-        return TCPStore(host, port, is_master=False) if self._served is None else self._served
-
-
-def init_process_group(store: TCPStore | HashStore, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
-    """The default group: gloo for tensors on the CPU, NCCL for those on the GPU."""
-    dist.init_process_group(
-        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        device_id=torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else None,
-    )

@@ -23,7 +23,7 @@ from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.interrupted_pass import initialize
 from rljob_trainer.policy.lora import checkpoint_name
 from rljob_trainer.policy.optimizer_state import split
-from rljob_trainer.policy.weight_loading import PIECE_ELEMENTS, load_weights, parameters_on_meta, rows_of
+from rljob_trainer.policy.weight_loading import PIECE_ELEMENTS, parameters_on_meta, rows_of
 
 CAUSAL_LM = "causal_lm."
 """Prefix of the parameter names in this module. The rest is the name in the Hugging Face checkpoint."""
@@ -98,20 +98,6 @@ def sent_name(parameter_name: str) -> str:
     return checkpoint_name(parameter_name.removeprefix(CAUSAL_LM))
 
 
-def read_policy_model(
-    model_dir: Path,
-    *,
-    temperature: float,
-    chunk_tokens: int,
-    dtype: torch.dtype = torch.float32,
-    packs: bool = False,
-) -> PolicyModel:
-    """`build_policy_model` with its weights, on the CPU."""
-    model = build_policy_model(model_dir, temperature=temperature, chunk_tokens=chunk_tokens, dtype=dtype, packs=packs)
-    load_weights(model, model_dir, "cpu", sent_name)
-    return model
-
-
 def build_policy_model(
     model_dir: Path,
     *,
@@ -164,7 +150,7 @@ def checkpoint_activations(model: PolicyModel, *, enabled: bool) -> None:
 
 
 def to_compute_dtype(model: PolicyModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Cast trainable float32 parameters to `dtype`. Returns the remainder of each by name (`float32_masters.split`), in
+    """Cast trainable float32 parameters to `dtype`. Returns the remainder of each by name (`optimizer_state.split`), in
     the parameter's shape; empty for float32.
 
     For a parameter on the meta device, the remainder is a meta tensor, which `load_weights` fills.
@@ -261,15 +247,16 @@ VARIANTS = 64
 """Most variants of a layer. torch's default of 8 is reached by legal settings: one sequence or several, with gradient
 or without, with activation checkpointing, and the same again for the reference model."""
 
-_ASKS_FOR_LENGTHS = "triton.mix_order_reduction"  # torch 2.10 and newer
+_OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}
+"""Without the fusion that depends on the length: it would recompile a layer on each side of its thresholds, which takes
+8 s on an H200 when a failed update is retried with smaller micro-batches."""
 
 
 def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
     """Compile the forward of each layer: norms, rotary embedding and activation are fused into few kernels.
 
     This halves the time of an update and saves a third of its memory. Lengths are symbolic, so that a new length needs
-    no compilation. One fusion depends on the length and is disabled: it recompiles a layer on each side of its
-    thresholds, which takes 8 s on an H200 when a failed update is retried with smaller micro-batches.
+    no compilation.
 
     A layer that cannot be compiled again raises an error: uncompiled, it would save 34 instead of 22 numbers for each
     hidden unit and run at half the speed.
@@ -278,7 +265,6 @@ def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
     """
     import torch
     from torch._dynamo import config
-    from torch._inductor import list_options
     from torch._logging._internal import set_logs
 
     layers = list(layers)
@@ -287,9 +273,8 @@ def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 2 * VARIANTS * len(layers))
     config.fail_on_recompile_limit_hit = True
     set_logs(recompiles=True)
-    options: dict[str, Any] = {_ASKS_FOR_LENGTHS: False} if _ASKS_FOR_LENGTHS in list_options() else {}
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True, **(how or {"options": options}))
+        layer.forward = torch.compile(layer.forward, dynamic=True, **(how or {"options": _OPTIONS}))
 
 
 def compilations() -> int:

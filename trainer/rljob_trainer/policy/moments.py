@@ -3,7 +3,7 @@
 In 8 bits: blocks of 256 numbers, each with a float32 scale and codes of a dynamic map. Block-wise dynamic quantization
 (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization") with the maps of bitsandbytes and torchao; their
 spacing is finer near zero. 1 + 4/256 bytes a number. Written here, not imported: torchao's functions
-(`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`, as run one by one they have
+(`torchao.optim.quant_utils` 0.18) are outside its public API, and need `torch.compile`: without it, they have
 int64 temporaries. Four points differ, for the small gradients of RL:
 
 - The map of `exp_avg_sq` has the squares of the dynamic map's numbers, so that its root, by which AdamW divides, has
@@ -22,12 +22,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, BucketState, stochastically_rounded
+from rljob_trainer.policy.optimizer_state import BLOCK, QUANTIZED, State, stochastically_rounded
 
 CHUNK = 1 << 23
 """Numbers that are quantized at a time, so that temporaries take 32 MiB each. On an H200, both moments of 8.19e9
@@ -37,7 +37,7 @@ _DECADES = 7
 """Decades below 1 that a dynamic map covers."""
 
 _OFFSETS = 1 << 20
-"""A chunk's noise starts at one of so many places in a table of random numbers, at a multiple of `_ALIGNED`."""
+"""Places in a table of random numbers where the noise of a chunk may start: the multiples of `_ALIGNED` below it."""
 _ALIGNED = 4
 _NOISE_BITS = 16
 """With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
@@ -61,20 +61,19 @@ class BucketStep:
     """Position of the bucket's first element in the state."""
 
 
-class MomentType(Protocol):
-    """One data type of the moments."""
+class MomentType:
+    """Moments in float32, and the base of the other data types."""
 
-    dtype: torch.dtype
+    dtype = torch.float32
     """Of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
-    alignment: int
-    """Each parameter's part of the state begins at a multiple of so many elements."""
+    alignment = 1
+    """Each parameter's part of the state begins at a multiple of it."""
 
-    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
-        """`exp_avg` and `exp_avg_sq` in float32; they may be the state's own tensors."""
+    def read(self, state: State) -> dict[Moment, Tensor]:
+        """Both moments in float32, [elements]; they may be the state's own tensors."""
+        return {moment: state[moment] for moment in MOMENTS}
 
-    def keep(
-        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
-    ) -> None:
+    def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
         """Write the arrays that `read` returned, as changed by the step, to the state. `changed`: ranges of the bucket,
         of whole parameters or whole blocks; the rest keeps its bits."""
 
@@ -83,80 +82,29 @@ def moment_type(name: Literal["float32", "bfloat16", "int8"], device: torch.devi
     """`name`: as in `PolicyConfig.moments`."""
     match name:
         case "float32":
-            return _Float32()
+            return MomentType()
         case "bfloat16":
             return _BFloat16(device)
         case "int8":
             return QuantizedType(device)
 
 
-class _Float32:
-    dtype, alignment = torch.float32, 1
-
-    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
-        return state.exp_avg, state.exp_avg_sq
-
-    def keep(
-        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
-    ) -> None:
-        pass
-
-
-class _BFloat16:
+class _BFloat16(MomentType):
     """Rounded stochastically. Numbers without a change are bfloat16 numbers, which rounding keeps."""
 
-    dtype, alignment = torch.bfloat16, 1
+    dtype = torch.bfloat16
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
-        return state.exp_avg.float(), state.exp_avg_sq.float()
+    def read(self, state: State) -> dict[Moment, Tensor]:
+        return {moment: state[moment].float() for moment in MOMENTS}
 
-    def keep(
-        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
-    ) -> None:
+    def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
         generator = torch.Generator(self._device)
         generator.manual_seed(at.seed + at.step * at.buckets + at.bucket)
-        for target, values in zip((state.exp_avg, state.exp_avg_sq), moments, strict=True):
-            target.copy_(stochastically_rounded(values, generator))
-
-
-class QuantizedType:
-    """Codes with scales of a dynamic map."""
-
-    dtype, alignment = QUANTIZED, BLOCK
-
-    def __init__(self, device: torch.device) -> None:
-        self.quantizer = MomentQuantizer(device)
-
-    def read(self, state: BucketState) -> tuple[Tensor, Tensor]:
-        assert state.exp_avg_scales is not None
-        assert state.exp_avg_sq_scales is not None
-        return (
-            self.quantizer.dequantize("exp_avg", state.exp_avg, state.exp_avg_scales),
-            self.quantizer.dequantize("exp_avg_sq", state.exp_avg_sq, state.exp_avg_sq_scales),
-        )
-
-    def keep(
-        self, state: BucketState, moments: tuple[Tensor, Tensor], changed: Sequence[slice], at: BucketStep
-    ) -> None:
-        assert state.exp_avg_scales is not None
-        assert state.exp_avg_sq_scales is not None
-        first, second = moments
-        draw = f"{at.seed}/{at.step}"
-        self._copy(state.exp_avg, state.exp_avg_scales, self.quantizer.quantize("exp_avg", first), changed)
-        quantized = self.quantizer.quantize("exp_avg_sq", second, start=at.start, draw=draw)
-        self._copy(state.exp_avg_sq, state.exp_avg_sq_scales, quantized, changed)
-
-    @staticmethod
-    def _copy(codes: Tensor, scales: Tensor, quantized: tuple[Tensor, Tensor], changed: Sequence[slice]) -> None:
-        if sum(each.stop - each.start for each in changed) == codes.numel():
-            changed = [slice(0, codes.numel())]
-        for each in changed:
-            blocks = slice(each.start // BLOCK, each.stop // BLOCK)
-            codes[each].copy_(quantized[0][each])
-            scales[blocks].copy_(quantized[1][blocks])
+        for moment in MOMENTS:
+            state[moment].copy_(stochastically_rounded(moments[moment], generator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +123,10 @@ class CodeMap:
     """The smallest of the values; the largest is 1."""
 
 
-class MomentQuantizer:
-    """Quantizes both moments on one device. Its tables take 36 MiB there."""
+class QuantizedType(MomentType):
+    """Codes with scales of a dynamic map. The tables take 36 MiB on the device."""
+
+    dtype, alignment = QUANTIZED, BLOCK
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -185,6 +135,19 @@ class MomentQuantizer:
         draw = torch.Generator().manual_seed(0)
         noise = torch.randint(0, 1 << _NOISE_BITS, (CHUNK + _OFFSETS,), generator=draw, dtype=torch.int32)
         self._noise = noise.float().mul_(2.0**-_NOISE_BITS).to(device)
+
+    def read(self, state: State) -> dict[Moment, Tensor]:
+        return {moment: self.dequantize(moment, state[moment], state[f"{moment}_scales"]) for moment in MOMENTS}
+
+    def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
+        if sum(each.stop - each.start for each in changed) == len(state["exp_avg"]):
+            changed = [slice(0, len(state["exp_avg"]))]
+        for moment, draw in zip(MOMENTS, (None, f"{at.seed}/{at.step}"), strict=True):
+            codes, scales = self.quantize(moment, moments[moment], start=at.start, draw=draw)
+            for each in changed:
+                blocks = slice(each.start // BLOCK, each.stop // BLOCK)
+                state[moment][each].copy_(codes[each])
+                state[f"{moment}_scales"][blocks].copy_(scales[blocks])
 
     def dequantize(self, moment: Moment, codes: Tensor, scales: Tensor) -> Tensor:
         """The numbers (float32). `codes`: uint8, one-dimensional, whole blocks; `scales`: one for each block."""

@@ -17,8 +17,7 @@ on the host.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +26,8 @@ from torch import Tensor, nn
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
-from rljob_trainer.policy.moments import BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import BLOCK, BucketState, OptimizerState, joined, split
+from rljob_trainer.policy.moments import MOMENTS, BucketStep, moment_type
+from rljob_trainer.policy.optimizer_state import OptimizerState, State, entries, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough
@@ -39,13 +38,15 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a parameter that lies in a bucket: `length` elements from `start` of its local shard."""
+    """The part of a parameter that lies in a bucket."""
 
     parameter: int
-    start: int
-    length: int
-    gap: int
-    """Elements of the state that follow it and belong to no parameter. They are zero."""
+    of_shard: slice
+    """Elements of the parameter's local shard."""
+    of_bucket: slice
+    """The same elements in the bucket."""
+    with_gap: slice
+    """`of_bucket`, and the elements after it that belong to no parameter and are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,15 @@ class MasterAdamW:
 
         If the moments are codes, also `exp_avg_scales` and `exp_avg_sq_scales`, one-dimensional.
         """
-        start, shard = self._starts[self._numbers[name]], local(self.parameters[name])
-        whole = self.state.arrays()
-        views = {"exp_avg": whole.exp_avg, "exp_avg_sq": whole.exp_avg_sq}
-        if whole.remainders is not None and shard.dtype == torch.bfloat16:
-            views["remainders"] = whole.remainders
-        found = {key: array[start : start + shard.numel()].view(shard.shape) for key, array in views.items()}
-        if whole.exp_avg_scales is not None and whole.exp_avg_sq_scales is not None:
-            blocks = slice(start // BLOCK, self._starts[self._numbers[name] + 1] // BLOCK)
-            found |= {"exp_avg_scales": whole.exp_avg_scales[blocks]}
-            found |= {"exp_avg_sq_scales": whole.exp_avg_sq_scales[blocks]}
+        number, shard = self._numbers[name], local(self.parameters[name])
+        elements = slice(self._starts[number], self._starts[number + 1])
+        found: dict[str, Tensor] = {}
+        for key, array in self.state.arrays().items():
+            part = array[entries(key, elements)]
+            if key.endswith("_scales"):
+                found[key] = part
+            elif key != "remainders" or shard.dtype == torch.bfloat16:
+                found[key] = part[: shard.numel()].view(shard.shape)
         return found
 
     def weights_of(self, name: str) -> Tensor:
@@ -135,77 +135,37 @@ class MasterAdamW:
         on_host = self.weights_on_host.get(name)
         return local(self.parameters[name]) if on_host is None else on_host
 
-    def master_pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """The float32 master of a parameter's local shard, in pieces of at most a bucket, on the device or the host.
-
-        With each piece, the range of the flattened shard that it covers. Read a piece before the next update.
-        """
-        weights = self.weights_of(name).view(-1)
-        remainders = self.state_of(name).get("remainders")
-        for start in range(0, weights.numel(), BUCKET_ELEMENTS):
-            piece = slice(start, min(start + BUCKET_ELEMENTS, weights.numel()))
-            if remainders is None:
-                yield piece, weights[piece]
-            else:
-                device = self._device
-                yield piece, joined(weights[piece].to(device), remainders.view(-1)[piece].to(device))
-
-    def is_split(self, name: str) -> bool:
-        """True if the parameter is a bfloat16 weight, whose master consists of it and a remainder."""
-        return self.parameters[name].dtype == torch.bfloat16
-
-    def set_master(self, name: str, master: Tensor, offsets: Sequence[int] = ()) -> None:
-        """Set weight and remainder of a box of the local shard from its `master` (float32, on any device).
-
-        `offsets`: where the box begins, in each dimension; by default, at the shard's first element.
-        """
-        starts = offsets or (0,) * master.dim()
-        box = tuple(slice(start, start + length) for start, length in zip(starts, master.shape, strict=True))
-        weights, remainders = local(self.parameters[name])[box], self.state_of(name).get("remainders")
-        rows = max(1, BUCKET_ELEMENTS // max(1, math.prod(master.shape[1:])))
-        for first in range(0, len(master), rows):
-            values = master[first : first + rows].to(weights.device)
-            if remainders is None:
-                weights[first : first + rows].copy_(values)
-            else:
-                rounded, rest = split(values)
-                weights[first : first + rows].copy_(rounded)
-                remainders[box][first : first + rows].copy_(rest)
-
     def _locals(self) -> list[Tensor]:
         """The local shards, flat. Not kept: FSDP replaces them before its first pass."""
         return [local(parameter).view(-1) for parameter in self.parameters.values()]
 
-    def _step_bucket(self, number: int, state: BucketState, flat: list[Tensor]) -> None:
+    def _step_bucket(self, number: int, state: State, flat: list[Tensor]) -> None:
         bucket = self._buckets[number]
-        weights = [flat[each.parameter][each.start : each.start + each.length] for each in bucket.pieces]
-        if bucket.split:
-            assert state.remainders is not None
-            masters = joined(_with_gaps(weights, bucket.pieces), state.remainders)
-        exp_avg, exp_avg_sq = moments = self.moments.read(state)
-        lengths = [length for each in bucket.pieces for length in (each.length, each.gap)]
-        of_pieces = zip(
-            masters.split(lengths)[::2] if bucket.split else weights,
-            map(self._gradient, bucket.pieces),
-            exp_avg.split(lengths)[::2],
-            exp_avg_sq.split(lengths)[::2],
-            [self._decays[each.parameter] for each in bucket.pieces],
-            _ranges(bucket.pieces),
-            strict=True,
-        )
-        with_gradient = [each for each in of_pieces if each[1] is not None]
-        if not with_gradient:
+        changed = [each for each in bucket.pieces if self._gradient(each) is not None]
+        if not changed:
             return
+        weights = [flat[each.parameter][each.of_shard] for each in bucket.pieces]
+        masters = weights
+        if bucket.split:
+            rounded = weights[0].new_zeros(bucket.elements.stop - bucket.elements.start)
+            torch._foreach_copy_([rounded[each.of_bucket] for each in bucket.pieces], weights)
+            whole = joined(rounded, state["remainders"])
+            masters = [whole[each.of_bucket] for each in bucket.pieces]
+        moments = self.moments.read(state)
         for decays, weight_decay in ((True, self._config.algorithm.weight_decay), (False, 0.0)):
-            if chosen := [each[:4] for each in with_gradient if each[4] is decays]:
+            chosen = [
+                (master, gradient, *(moments[moment][each.of_bucket] for moment in MOMENTS))
+                for each, master in zip(bucket.pieces, masters, strict=True)
+                if self._decays[each.parameter] is decays and (gradient := self._gradient(each)) is not None
+            ]
+            if chosen:
                 self._adamw(*map(list, zip(*chosen, strict=True)), weight_decay=weight_decay)
         if bucket.split:
-            assert state.remainders is not None
-            rounded, remainders = split(masters)
-            torch._foreach_copy_(weights, list(rounded.split(lengths)[::2]))
-            state.remainders.copy_(remainders)
+            rounded, remainders = split(whole)
+            torch._foreach_copy_(weights, [rounded[each.of_bucket] for each in bucket.pieces])
+            state["remainders"].copy_(remainders)
         at = BucketStep(self._config.algorithm.seed, self.steps, number, len(self._buckets), bucket.elements.start)
-        self.moments.keep(state, moments, [each[5] for each in with_gradient], at)
+        self.moments.keep(state, moments, [each.with_gap for each in changed], at)
 
     def _adamw(
         self,
@@ -236,7 +196,7 @@ class MasterAdamW:
 
     def _gradient(self, piece: _Piece) -> Tensor | None:
         grad = self.gradients.of(piece.parameter)
-        return None if grad is None else grad[piece.start : piece.start + piece.length]
+        return None if grad is None else grad[piece.of_shard]
 
 
 def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
@@ -247,19 +207,6 @@ def _decays(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[bool]:
 
 def _aligned(elements: int, alignment: int) -> int:
     return -(-elements // alignment) * alignment
-
-
-def _with_gaps(weights: list[Tensor], pieces: list[_Piece]) -> Tensor:
-    parts = [(each, each.new_zeros(piece.gap)) for each, piece in zip(weights, pieces, strict=True)]
-    return torch.cat([part for pair in parts for part in pair])
-
-
-def _ranges(pieces: list[_Piece]) -> Iterator[slice]:
-    """The range of a bucket's elements that each piece has, with the gap."""
-    stop = 0
-    for piece in pieces:
-        start, stop = stop, stop + piece.length + piece.gap
-        yield slice(start, stop)
 
 
 def _plan_buckets(shards: list[Tensor], most: int, alignment: int) -> list[_Bucket]:
@@ -274,8 +221,9 @@ def _plan_buckets(shards: list[Tensor], most: int, alignment: int) -> list[_Buck
             if last is None or not room:
                 last, room = _Bucket(slice(position, position), [], is_split), most
                 buckets.append(last)
-            length = min(room, shard.numel() - start)
-            piece = _Piece(number, start, length, _aligned(length, alignment) - length)
-            position, start = position + length + piece.gap, start + length
+            length, at = min(room, shard.numel() - start), position - last.elements.start
+            end = at + _aligned(length, alignment)
+            piece = _Piece(number, slice(start, start + length), slice(at, at + length), slice(at, end))
+            position, start = last.elements.start + end, start + length
             buckets[-1] = _Bucket(slice(last.elements.start, position), [*last.pieces, piece], is_split)
     return buckets

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,53 +16,36 @@ BLOCK = 256
 QUANTIZED = torch.uint8
 """The dtype of moments that are codes with scales."""
 
-
-@dataclass(frozen=True, slots=True)
-class BucketState:
-    """The state of one bucket, on the device; each one-dimensional. Written in place."""
-
-    exp_avg: Tensor
-    """float32, bfloat16, or codes (uint8)."""
-    exp_avg_sq: Tensor
-    """As `exp_avg`."""
-    remainders: Tensor | None = None
-    """int16; None if no weight is kept in bfloat16."""
-    exp_avg_scales: Tensor | None = None
-    """float32, one for each block of codes (`moments`); None if the moments are no codes."""
-    exp_avg_sq_scales: Tensor | None = None
-    """As `exp_avg_scales`."""
+State = Mapping[str, Tensor]
+"""One-dimensional arrays, written in place. With an entry for each element: `exp_avg` and `exp_avg_sq` (float32,
+bfloat16, or codes in uint8), and `remainders` (int16) if a weight is kept in bfloat16. With an entry for each block of
+codes: `exp_avg_scales` and `exp_avg_sq_scales` (float32)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    dtype: torch.dtype
-    granularity: int = 1
-    """Elements of the state for each entry."""
-
-    def length(self, elements: int) -> int:
-        return elements // self.granularity
-
-
-_SCALES = _Array(torch.float32, BLOCK)
+def entries(name: str, elements: slice) -> slice:
+    """The entries of the array `name` for a range of elements of the state; the range consists of whole blocks if the
+    moments are codes."""
+    each = BLOCK if name.endswith("_scales") else 1
+    return slice(elements.start // each, elements.stop // each)
 
 
 class OptimizerState:
     """The state of `elements` parameters of one rank, in the order of the parameters.
 
     `moments`: dtype of both moments; `QUANTIZED`: codes with scales, and `elements` are whole blocks. `split`: some
-    weights are bfloat16, with remainders (`float32_masters`).
+    weights are bfloat16, with remainders (see `split`).
     """
 
     def __init__(self, elements: int, device: torch.device, moments: torch.dtype, *, split: bool, offload: bool):
         self._elements, self._device = elements, device
-        self._layout = {"exp_avg": _Array(moments), "exp_avg_sq": _Array(moments)}
+        self._dtypes = {"exp_avg": moments, "exp_avg_sq": moments}
         if split:
-            self._layout["remainders"] = _Array(torch.int16)
+            self._dtypes["remainders"] = torch.int16
         if moments == QUANTIZED:
-            self._layout |= {"exp_avg_scales": _SCALES, "exp_avg_sq_scales": _SCALES}
+            self._dtypes |= {"exp_avg_scales": torch.float32, "exp_avg_sq_scales": torch.float32}
         self._lanes = lanes_of(device)
-        self._on_host: list[HostArray] = []
-        self._on_device: list[Tensor] = []
+        self._on_host: dict[str, HostArray] = {}
+        self._on_device: dict[str, Tensor] = {}
         if offload:
             self._on_host = self._host_arrays()
         else:
@@ -75,68 +57,62 @@ class OptimizerState:
 
     @property
     def nbytes(self) -> int:
-        return sum(each.length(self._elements) * each.dtype.itemsize for each in self._layout.values())
+        return sum(self._length(name) * dtype.itemsize for name, dtype in self._dtypes.items())
 
-    def arrays(self) -> BucketState:
+    def arrays(self) -> State:
         """The whole state, where it is: on the device or in host memory."""
-        return self._state(self.tensors())
+        return {name: array.tensor for name, array in self._on_host.items()} or self._on_device
 
     def offload(self, *, enabled: bool) -> None:
         """Move the state to host memory, or to the device. It stays where it is if it is there already."""
         if enabled == self.offloaded:
             return
+        former = self.arrays()
         if enabled:
-            arrays = self._host_arrays()
-            for array, tensor in zip(arrays, self._on_device, strict=True):
-                array.tensor.copy_(tensor)
-            self._on_host, self._on_device = arrays, []
+            on_host = self._host_arrays()
+            for name, array in on_host.items():
+                array.tensor.copy_(former[name])
+            self._on_host, self._on_device = on_host, {}
         else:
-            self._on_device = self._device_arrays(self._on_host)
-            self._on_host = []
+            on_device = self._device_arrays()
+            for name, tensor in on_device.items():
+                tensor.copy_(former[name])
+            self._on_host, self._on_device = {}, on_device
 
-    def each(self, buckets: Sequence[slice], work: Callable[[int, BucketState], None]) -> None:
+    def each(self, buckets: Sequence[slice], work: Callable[[int, State], None]) -> None:
         """Call `work` for each bucket, with its state on the device."""
+        whole = self.arrays()
+        parts = [[array[entries(name, bucket)] for name, array in whole.items()] for bucket in buckets]
+
+        def work_on(number: int, on_device: Sequence[Tensor]) -> None:
+            work(number, dict(zip(whole, on_device, strict=True)))
+
         if self.offloaded:
-            stream_through(
-                self._lanes,
-                self._device,
-                self.tensors(),
-                buckets,
-                lambda bucket, parts: work(bucket, self._state(parts)),
-                [each.granularity for each in self._layout.values()],
-            )
+            stream_through(self._lanes, self._device, parts, work_on)
         else:
-            for number, bucket in enumerate(buckets):
-                parts = zip(self._on_device, self._layout.values(), strict=True)
-                work(number, self._state([entries_of(array, bucket, each.granularity) for array, each in parts]))
+            for number, part in enumerate(parts):
+                work_on(number, part)
 
-    def tensors(self) -> list[Tensor]:
-        """All arrays, where they are."""
-        return [array.tensor for array in self._on_host] or self._on_device
+    def _length(self, name: str) -> int:
+        return int(entries(name, slice(0, self._elements)).stop)
 
-    def _host_arrays(self) -> list[HostArray]:
-        return [
-            HostArray(
-                each.length(self._elements),
-                each.dtype,
+    def _host_arrays(self) -> dict[str, HostArray]:
+        return {
+            name: HostArray(
+                self._length(name),
+                dtype,
                 pinned=self._device.type == "cuda",
                 purpose="the optimizer's state",
                 advice="write memory.optimizerOffload: Disabled",
             )
-            for each in self._layout.values()
-        ]
+            for name, dtype in self._dtypes.items()
+        }
 
-    def _device_arrays(self, sources: Sequence[HostArray] = ()) -> list[Tensor]:
-        arrays = [
-            torch.zeros(each.length(self._elements), dtype=each.dtype, device=self._device)
-            for each in self._layout.values()
-        ]
-        for array, source in zip(arrays, sources, strict=False):
-            array.copy_(source.tensor)
-        return arrays
-
-    def _state(self, arrays: Sequence[Tensor]) -> BucketState:
-        return BucketState(**dict(zip(self._layout, arrays, strict=True)))
+    def _device_arrays(self) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros(self._length(name), dtype=dtype, device=self._device)
+            for name, dtype in self._dtypes.items()
+        }
 
 
 SLOTS = 3
@@ -208,61 +184,39 @@ def lanes_of(device: torch.device) -> Lanes:
 
 
 def stream_through(
-    lanes: Lanes,
-    device: torch.device,
-    arrays: Sequence[Tensor],
-    buckets: Sequence[slice],
-    work: Callable[[int, list[Tensor]], None],
-    granularities: Sequence[int] | None = None,
+    lanes: Lanes, device: torch.device, buckets: Sequence[Sequence[Tensor]], work: Callable[[int, list[Tensor]], None]
 ) -> None:
-    """Call `work(bucket, parts)` for each bucket, with its part of each array on `device`, and keep what it writes.
+    """Call `work(bucket, parts)` for each bucket, with its parts on `device`, and keep what it writes.
 
     While one bucket is worked on, the next is copied in and the one before it is copied out. At most `SLOTS` buckets
     are on the device.
 
-    `arrays`: one-dimensional, in host memory. `granularities`: elements of a bucket for each entry of an array, which
-    divide the bounds of the buckets; one if None. Returns when they hold the results. After an error, the buckets
-    before the failing one may have changed; the others have not.
+    `buckets`: the parts of each, one-dimensional, in host memory; part i has the same dtype in all buckets. Returns
+    when they hold the results. After an error, the buckets before the failing one may have changed; the others have
+    not.
     """
-    elements = granularities or [1] * len(arrays)
-    largest = max((bucket.stop - bucket.start for bucket in buckets), default=0)
     slots = [
-        [
-            torch.empty(largest // each, dtype=array.dtype, device=device)
-            for array, each in zip(arrays, elements, strict=True)
-        ]
+        [torch.empty(max(map(len, parts)), dtype=parts[0].dtype, device=device) for parts in zip(*buckets, strict=True)]
         for _ in range(min(SLOTS, len(buckets)))
     ]
     fetched: list[Any] = []
     written: list[Any] = []
 
-    def parts(bucket: int) -> list[Tensor]:
-        length = buckets[bucket].stop - buckets[bucket].start
-        return [array[: length // each] for array, each in zip(slots[bucket % len(slots)], elements, strict=True)]
-
-    def on_host(bucket: int) -> list[Tensor]:
-        return [entries_of(array, buckets[bucket], each) for array, each in zip(arrays, elements, strict=True)]
-
-    def fetch(bucket: int) -> None:
-        previous = bucket - len(slots)
-        pairs = list(zip(parts(bucket), on_host(bucket), strict=True))
-        fetched.append(lanes.fetch(pairs, written[previous] if previous >= 0 else None))
+    def pairs(bucket: int) -> list[tuple[Tensor, Tensor]]:
+        """The parts of a bucket on the device and on the host."""
+        slot = slots[bucket % len(slots)]
+        return [(array[: len(part)], part) for array, part in zip(slot, buckets[bucket], strict=True)]
 
     try:
         for bucket in range(len(buckets)):
             while len(fetched) < min(bucket + len(slots), len(buckets)):
-                fetch(len(fetched))
-            on_device = parts(bucket)
+                previous = len(fetched) - len(slots)
+                fetched.append(lanes.fetch(pairs(len(fetched)), written[previous] if previous >= 0 else None))
+            on_device = [part for part, _ in pairs(bucket)]
             worked = lanes.compute(lambda b=bucket, p=on_device: work(b, p), fetched[bucket])  # type: ignore[misc]
-            back = list(zip(on_host(bucket), on_device, strict=True))
-            written.append(lanes.write_back(back, worked))
+            written.append(lanes.write_back([(host, part) for part, host in pairs(bucket)], worked))
     finally:
         lanes.finish()
-
-
-def entries_of(array: Tensor, elements: slice, granularity: int) -> Tensor:
-    """The entries of `array` for a range of elements, if each is for `granularity` elements. Shares its memory."""
-    return array[elements.start // granularity : elements.stop // granularity]
 
 
 def _copy(copies: Copies) -> None:
@@ -298,13 +252,13 @@ def split(masters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined(weights: Tensor, remainders: Tensor) -> Tensor:
-    """The masters (float32) of `weights` and `remainders`."""
+    """The masters (float32) of `weights` (bfloat16) and `remainders` (int16), all of one shape."""
     bits = weights.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
     return bits.add_(remainders).view(torch.float32)
 
 
 def stochastically_rounded(values: Tensor, generator: torch.Generator) -> Tensor:
-    """`values` (float32, finite, contiguous) in bfloat16, rounded up or down at random, right on average.
+    """`values` (float32, finite, contiguous, of any shape) in bfloat16, rounded up or down at random, right on average.
 
     An average that moves by less than half a unit in the last place, as Adam's moments do, would otherwise stand still.
     """

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: several, end to end in one row, each of which attends to itself alone.
+"""Attention over packed sequences: several, end to end in one row, each attending to itself alone.
 
 Without padding, every token that goes through the model counts. On a GPU, torch's kernel for sequences of different
 lengths takes their bounds; on a CPU, each sequence has its own call. The functions of transformers' models pass the
@@ -83,7 +83,8 @@ def packed_attention(
     """Causal attention within each sequence of the only row.
 
     `query`: [1, heads, T, D]; `key` and `value`: [1, KV heads, T, D]. `cu_seq_lens_q`: [sequences + 1] int32, the first
-    token of each sequence, and T. `max_length_q`: tokens of the longest sequence, or more. Returns [1, T, heads, D].
+    token of each sequence, and T. `max_length_q`: tokens of the longest sequence, or more. Returns [1, T, heads, D] of
+    the dtype of `query`. Raises `ValueError` if scores are to be capped.
     """
     if softcap is not None:
         raise ValueError("expected attention without a cap of its scores")

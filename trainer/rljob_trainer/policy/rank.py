@@ -10,41 +10,30 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_client.model_files import has_only_bfloat16
-from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
-from rljob_trainer.policy.config import ModelInfo, PolicyConfig, UpdateResult
-from rljob_trainer.policy.frozen_weights import read_frozen_weights
+from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
+from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.interrupted_pass import forget_interrupted_pass, leave_group, use_group
-from rljob_trainer.policy.loaded_policy import LoadedPolicy, distinct_models
-from rljob_trainer.policy.lora import add_adapters, export_adapter, is_adapter
+from rljob_trainer.policy.loading import LoadedPolicy, distinct_models, reference_model, trained_model
+from rljob_trainer.policy.lora import export_adapter
 from rljob_trainer.policy.membership import Membership
-from rljob_trainer.policy.memory_mitigations.caching_allocator import ExpandableSegments, cache_released_after
-from rljob_trainer.policy.memory_mitigations.policy_offload import PolicyOffload
 from rljob_trainer.policy.model import (
     PolicyModel,
-    build_policy_model,
     checkpoint_activations,
-    compile_layers,
-    keep_on_host,
     sent_name,
-    shard,
-    to_compute_dtype,
 )
 from rljob_trainer.policy.optimizer import MasterAdamW
-from rljob_trainer.policy.packed_attention import can_pack
+from rljob_trainer.policy.policy_offload import PolicyOffload
 from rljob_trainer.policy.state_snapshot import StateSnapshot
 from rljob_trainer.policy.update import PolicyUpdate, allow_kept_graphs, profiled
-from rljob_trainer.policy.weight_loading import load_weights
-from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+from rljob_trainer.policy.weight_loading import read_frozen_weights
+from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.telemetry.memory import MemoryLog
 from rljob_trainer.telemetry.out_of_memory import attach_out_of_memory_observer
 
@@ -80,16 +69,16 @@ class PolicyRank:
             _make_deterministic()
         self._membership.join(master_address, master_port)
 
-    def load(self) -> ModelInfo:
+    def load(self) -> None:
         """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used,
         and `OutputUnavailable` if this rank cannot write to the output directory."""
         export.rehearse_output(self.config, self.rank)
-        model, remainders = self._trained_model()
+        model, remainders = trained_model(self.config, self.world_size)
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(model, enabled=True)
         if not self.config.memory.detach_metrics:
             allow_kept_graphs()
-        reference = self._reference_model(model) if self.config.algorithm.kl_coefficient > 0 else None
+        reference = reference_model(self.config, self.world_size, model)
         if self._on_gpu:
             self._arrange_gpu_memory(model)
         self._checkpoint_writer = checkpoint.CheckpointWriter(copies=self.config.checkpoint_copy)
@@ -109,10 +98,9 @@ class PolicyRank:
             with self._membership.collective(), self._cache_released_after():
                 self._loaded.update.rehearse()
         self._memory_log.record(self._step, "load")
-        return self._model_info()
 
     def update(self, batch: RolloutBatch) -> UpdateResult:
-        """Learn from the scored rollouts of one step, of which this rank processes its share."""
+        """Process this rank's share of the scored rollouts of one step, and change the weights."""
         begun = time.perf_counter()
         self._step = batch.step
         # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
@@ -127,21 +115,6 @@ class PolicyRank:
             metrics = policy.update.run(batch)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
-
-    def token_logprobs(self, batch: RolloutBatch) -> list[FloatArray]:
-        """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
-        completions = completions_with_tokens(batch)
-        micro_batches = self._update.micro_batches(batch, completions, completions)
-        with self._cache_released_after():
-            mine = {
-                completion: part
-                for micro_batch, logprobs in zip(micro_batches, self._update.logprobs(micro_batches), strict=True)
-                for completion, part in micro_batch.by_completion(logprobs.cpu().numpy())
-            }
-        shares: list[dict[int, FloatArray]] = [{} for _ in range(self.world_size)]
-        dist.all_gather_object(shares, mine)
-        found = {completion: values for share in shares for completion, values in share.items()}
-        return [found.get(completion, np.zeros(0, np.float32)) for completion in range(len(batch))]
 
     # --- weights, which may be in host memory: these bring them back, `_loaded` does not ---
 
@@ -179,10 +152,6 @@ class PolicyRank:
         with self._membership.collective(), self._cache_released_after():
             yield self.named_full_parameters()
         self._memory_log.record(self._step, "sync")
-
-    def weights_digest(self) -> str:
-        """SHA-256 of all master weights; the same on every rank."""
-        return export.weights_digest(self._optimizer)
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the model in Hugging Face format, with the tokenizer of the initial model; or its adapters alone."""
@@ -264,7 +233,7 @@ class PolicyRank:
         """Start writing policy and optimizer into `directory`. If they were copied, updates may continue meanwhile."""
         self._memory_log.begin_phase(self._step, "checkpoint")
         with self._membership.collective(), self._cache_released_after():
-            # Weights in host memory are read there: the engine beside this rank may be awake.
+            # Weights in host memory are read there: the engine on the same GPU may be awake.
             self._checkpoint_writer.start(self._loaded.optimizer, directory)
         self._memory_log.record(self._step, "checkpoint")
 
@@ -285,54 +254,6 @@ class PolicyRank:
             return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)
 
     # --- how ---
-
-    def _trained_model(self) -> tuple[PolicyModel, dict[str, Tensor]]:
-        """The model on its device, and the remainders of its masters.
-
-        FSDP shards float32 parameters, which are themselves the masters. A single rank keeps trained weights in the
-        compute dtype, as frozen weights beside adapters always are.
-        """
-        alone, lora = self.world_size == 1, self.config.lora
-        lossless = alone and self._dtype == torch.bfloat16 and has_only_bfloat16(self.config.model_dir)
-        model = self._build_model(self._dtype if lossless or lora else torch.float32)
-        if lora is not None:
-            add_adapters(model.causal_lm, lora, self.config.algorithm.seed)
-        remainders = to_compute_dtype(model, self._dtype) if alone else {}
-        if self._on_gpu:
-            compile_layers(model.decoder_layers)
-        shard(model, self._mesh(), self._dtype)
-        load_weights(model, self.config.model_dir, self.config.device, sent_name, remainders)
-        return model, remainders
-
-    def _reference_model(self, trained: PolicyModel) -> PolicyModel:
-        """The initial model, frozen, in the compute dtype; in host memory if the optimizer's state is there.
-
-        With adapters, the model without them: no second copy.
-        """
-        if self.config.lora is not None:
-            return trained
-        model = self._build_model(self._dtype).requires_grad_(False)
-        if self._on_gpu:
-            compile_layers(model.decoder_layers)
-        on_host = self._on_gpu and self.config.memory.optimizer_offload
-        if on_host:
-            keep_on_host(model, self._mesh())
-        else:
-            shard(model, self._mesh(), self._dtype)
-        load_weights(model, self.config.model_dir, "cpu" if on_host else self.config.device, sent_name)
-        return model
-
-    def _build_model(self, dtype: torch.dtype) -> PolicyModel:
-        return build_policy_model(
-            self.config.model_dir,
-            temperature=self.config.algorithm.temperature,
-            chunk_tokens=self.config.memory.logprob_chunk_tokens,
-            dtype=dtype,
-            packs=can_pack(self.config.model_dir, self.config.device, self._dtype),
-        )
-
-    def _mesh(self) -> DeviceMesh:
-        return init_device_mesh(self.config.device, (self.world_size,))
 
     def _before_optimizer_step(self) -> None:
         if self._loaded.snapshot is not None:
@@ -370,16 +291,6 @@ class PolicyRank:
     def _offload_of(self, models: list[PolicyModel]) -> PolicyOffload:
         read = partial(read_frozen_weights, models, self.config.model_dir, self.config.device, sent_name)
         return PolicyOffload(models, self._device, None if self.config.copy_frozen_weights else read)
-
-    def _model_info(self) -> ModelInfo:
-        model, causal_lm = self._loaded.model, self._loaded.model.causal_lm
-        return ModelInfo(
-            architecture=type(causal_lm).__name__,
-            parameters=sum(each.numel() for name, each in model.named_parameters() if not is_adapter(name)),
-            layers=len(model.decoder_layers),
-            vocabulary=causal_lm.get_output_embeddings().weight.shape[0],
-            tied_embeddings=causal_lm.get_output_embeddings().weight is causal_lm.get_input_embeddings().weight,
-        )
 
 
 def _make_deterministic() -> None:

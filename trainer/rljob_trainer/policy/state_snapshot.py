@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.policy.gradients import local
-from rljob_trainer.policy.host_array import HostArray
+from rljob_trainer.policy.host_array import HostArray, parts_bytes, parts_like
 from rljob_trainer.policy.optimizer import MasterAdamW
 
 
@@ -24,11 +24,10 @@ class StateSnapshot:
         self._sources: list[Tensor] = []
         """Of a copy in progress: FSDP replaces the shards in its first pass."""
         self._steps: int | None = None
-        self._on_gpu = optimizer.state.arrays().exp_avg.is_cuda
+        self._on_gpu = optimizer.state.arrays()["exp_avg"].is_cuda
         self._stream = torch.cuda.Stream() if self._on_gpu else None
-        nbytes = sum(_aligned(each.nbytes) for each in self._state())
         self._kept = HostArray(
-            nbytes,
+            parts_bytes(self._state()),
             torch.uint8,
             pinned=self._on_gpu,
             purpose="a snapshot of the policy's state",
@@ -66,7 +65,8 @@ class StateSnapshot:
         if self._stream is not None:
             self._stream.synchronize()
         self._sources = []
-        for target, kept in zip(self._state(), self._parts(self._state()), strict=True):
+        state = self._state()
+        for target, kept in zip(state, parts_like(state, self._kept.tensor), strict=True):
             target.copy_(kept)
         self._optimizer.steps = self._steps
 
@@ -79,22 +79,10 @@ class StateSnapshot:
             return False
 
     def _copy(self) -> None:
-        for source, kept in zip(self._sources, self._parts(self._sources), strict=True):
+        for source, kept in zip(self._sources, parts_like(self._sources, self._kept.tensor), strict=True):
             kept.copy_(source, non_blocking=True)
 
     def _state(self) -> list[Tensor]:
-        """The shards and the optimizer's arrays, flat, as bytes. They share the memory."""
+        """The shards of the trained weights, and the optimizer's arrays."""
         shards = [local(parameter) for parameter in self._optimizer.parameters.values()]
-        return [each.view(-1).view(torch.uint8) for each in (*shards, *self._optimizer.state.tensors())]
-
-    def _parts(self, state: list[Tensor]) -> list[Tensor]:
-        """The part of the copy that belongs to each tensor of `state`."""
-        parts, start = [], 0
-        for each in state:
-            parts.append(self._kept.tensor[start : start + each.nbytes])
-            start += _aligned(each.nbytes)
-        return parts
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 16) * 16
+        return [*shards, *self._optimizer.state.arrays().values()]

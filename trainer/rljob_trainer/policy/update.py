@@ -64,7 +64,7 @@ class PolicyUpdate:
         ]
         # In the first update, the policy before the step is the current policy.
         old_logprobs = deque(self.logprobs(chain(*updates[1:])))
-        self._set_learning_rate(batch.step)
+        self.optimizer.learning_rate = self.config.learning_rate_at(batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
         grad_norms: list[float] = []
@@ -82,7 +82,7 @@ class PolicyUpdate:
             **metrics.over_ranks(len(updates), {"compilations": compilations() - compiled_before}),
             "grad_norm": sum(finite) / len(finite) if finite else math.nan,
             "skipped_updates": len(grad_norms) - len(finite),
-            "learning_rate": self.config.learning_rate_at(batch.step),
+            "learning_rate": self.optimizer.learning_rate,
             "tokens": batch.response_tokens,
             "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
             "skipped_tokens": batch.response_tokens - sum(len(batch.response_ids[i]) for i in chain(*processed)),
@@ -168,29 +168,18 @@ class PolicyUpdate:
         return logprobs
 
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each response token, both [T]. `micro_batch` is on the device."""
-        logprobs, entropy = model(
-            micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **self._packing(micro_batch)
-        )
+        """Log-probability and entropy of each response token, both [T] float32. `micro_batch` is on the device."""
+        packing: dict[str, Any] = {}
+        if (lengths := micro_batch.packed_lengths) is not None:
+            positions = np.concatenate([np.arange(length) for length in lengths])
+            packing = {
+                "bounds": torch.as_tensor(np.cumsum([0, *lengths], dtype=np.int32), device=self.device),
+                # A power of two: few values, for each of which the layers might be compiled.
+                "longest": 1 << (max(lengths) - 1).bit_length(),
+                "position_ids": torch.as_tensor(positions[None], device=self.device),
+            }
+        logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
         return logprobs, entropy
-
-    def _packing(self, micro_batch: MicroBatch) -> dict[str, Any]:
-        lengths = micro_batch.packed_lengths
-        if lengths is None:
-            return {}
-        positions = np.concatenate([np.arange(length) for length in lengths])
-        return {
-            "bounds": self._on_device(np.cumsum([0, *lengths], dtype=np.int32)),
-            # A power of two: few values, for each of which the layers might be compiled.
-            "longest": 1 << (max(lengths) - 1).bit_length(),
-            "position_ids": self._on_device(positions[None]),
-        }
-
-    def _on_device(self, array: object) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
-
-    def _set_learning_rate(self, step: int) -> None:
-        self.optimizer.learning_rate = self.config.learning_rate_at(step)
 
 
 class UpdateMetrics:
@@ -204,8 +193,12 @@ class UpdateMetrics:
         self._maxima: dict[str, Tensor] = {}
 
     def add(self, part: LossMetrics) -> None:
-        if self._detached:
-            _require_detached(part.sums | part.maxima)
+        """Add the metrics of a micro-batch. Raises `ValueError` for one with a gradient, unless that is allowed."""
+        for name, value in (part.sums | part.maxima).items():
+            if self._detached and value.requires_grad:
+                raise ValueError(
+                    f"expected the metric {name} without gradient, found one that keeps its graph alive; detach it"
+                )
         for name, value in part.sums.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
         for name, value in part.maxima.items():
@@ -224,14 +217,6 @@ class UpdateMetrics:
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
         values = torch.cat([sums / updates, maxima]).tolist()
         return dict(zip([*self._sums, *self._maxima, *counts], values, strict=True))
-
-
-def _require_detached(metrics: Mapping[str, Tensor]) -> None:
-    for name, value in metrics.items():
-        if value.requires_grad:
-            raise ValueError(
-                f"expected the metric {name} without gradient, found one that keeps its graph alive; detach it"
-            )
 
 
 def allow_kept_graphs() -> None:

@@ -7,7 +7,7 @@ and filled in pieces. This takes host memory for a few pieces, regardless of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def load_weights(
     """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
 
     `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
-    of float32 masters whose parameters are bfloat16 (`float32_masters`); replaced by the remainders, in host memory.
+    of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
     Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
@@ -76,13 +76,30 @@ def load_weights(
             remainders[name] = torch.empty(remainders[name].shape, dtype=remainders[name].dtype)
         weight = name_in_files(name)
         pieces += pieces_of(files[weight], weight, allocated, remainders.get(name))
+    _fill(pieces)
+
+
+def read_frozen_weights(
+    models: Iterable[nn.Module], model_dir: Path, device: str, name_in_files: Callable[[str], str]
+) -> None:
+    """Fill the parameters on `device` that are not trained, with the values that `load_weights` has given them.
+
+    `name_in_files`: see `load_weights`. Not collective. Raises `BadInput` if a file cannot be read.
+    """
+    files = files_of_weights(model_dir)
+    names = [(name_in_files(name), each) for model in models for name, each in model.named_parameters()]
+    frozen = [(name, each) for name, each in names if not each.requires_grad and local(each).device.type == device]
+    _fill(piece for name, parameter in frozen for piece in pieces_of(files[name], name, parameter))
+
+
+def _fill(pieces: Iterable[Piece]) -> None:
     with ThreadPoolExecutor(READERS, thread_name_prefix="weights") as readers:
         for _ in readers.map(fill_piece, pieces):
             pass
 
 
 def rows_of(file: Path, weight: str, first: int, stop: int) -> Tensor:
-    """Rows `first` to `stop` of a weight, as stored. Raises `BadInput` if the file cannot be read."""
+    """[stop − first, …] Rows of a weight, in the dtype of the file. Raises `BadInput` if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     # Opened for each piece: the pages of a file that is open stay mapped, and count as memory of the process.
@@ -116,9 +133,9 @@ def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | None = None) -> Iterator[Piece]:
-    """The local shard of a parameter, in pieces."""
+    """The local shard of a parameter, and its remainder of the same shape, in pieces of whole rows."""
     shard = local(parameter)
-    begin = _first_row(parameter)
+    begin = first_row(parameter)
     for start in range(0, len(shard), rows := max(1, PIECE_ELEMENTS * len(shard) // max(shard.numel(), 1))):
         stop = start + rows
         yield Piece(
@@ -126,7 +143,7 @@ def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | No
         )
 
 
-def _first_row(parameter: Tensor) -> int:
+def first_row(parameter: Tensor) -> int:
     """The first row of this rank's shard: FSDP2 divides the rows as `torch.chunk` does, and some ranks may get none."""
     if not isinstance(parameter, DTensor):
         return 0
@@ -151,7 +168,7 @@ def fill_piece(piece: Piece) -> None:
 
 
 def is_finite(values: Tensor) -> bool:
-    """True if no value is NaN or infinite. One pass, without a copy."""
+    """True if no value of a tensor of any shape is NaN or infinite. One pass, without a copy."""
     if not values.numel() or values.dtype.itemsize == 1:  # torch has no extremes of float8 on a CPU
         return True
     return all(map(math.isfinite, values.aminmax()))

@@ -155,7 +155,7 @@ class Recovery:
             self.roles.end(role)
         if "policy" in answer.renew or phase == "checkpoint":
             self.checkpointing.abandon()
-        if self.roles.ranks.scattered:
+        if self.roles.policy.scattered:
             self._rejoin_policy()
         self.roles.change(self.settings_under(answer.plan))
 
@@ -175,7 +175,7 @@ def dead_roles(roles: Roles, failure: RunError, phase: Phase | None) -> frozense
     - An engine whose core failed is dead, and a failed wake-up maps memory twice if it is retried (vLLM 36651).
     - The kernel or a bus error ends a process that runs out of host or shared memory.
     - A policy that was loading, or whose update was interrupted and cannot be undone, has no usable weights.
-    - Ranks that have not left the collective in which one of them failed still wait there (`PolicyRanks.call`).
+    - Ranks that have not left the collective in which one of them failed still wait there (`PolicyProcesses.together`).
     """
     role, _ = role_and_rank(failure.actor)
     dead: set[Role] = set()

@@ -18,7 +18,7 @@ Calls = dict[str, Any]
 """Ray object references by the name of the called actor, such as `policy-0`."""
 
 _LOST_PEER_SECONDS = 15.0
-"""The connections of a lost actor close at once and fail its peers. Ray reports the loss a little later."""
+"""The connections of a lost actor close immediately and fail its peers. Ray reports the loss a little later."""
 
 
 class Served(Protocol):
@@ -135,16 +135,16 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
         return ray.get(reference)
     except exceptions.RayTaskError as error:
         if isinstance(error.cause, BadInput) and error.cause.raised:
-            told = BadInput(f"{name} failed while {doing}: {error.cause}").of(error.cause.actor or name)
-            told.raised = error.cause.raised
-            raise told from None
+            refused = BadInput(f"{name} failed while {doing}: {error.cause}").of(error.cause.actor or name)
+            refused.raised = error.cause.raised
+            raise refused from None
         if isinstance(error.cause, RunError):
             raise error.cause.of(error.cause.actor or name) from None
         kind = type(error.cause).__name__
         failure = RunError(f"{name} failed while {doing}: {kind}: {error.cause}")
         if is_repeatable(error.cause):
-            said = f": {error.cause}" if kind == "RuntimeError" else ""  # many causes have this type
-            failure.raised = f"{kind} while {doing}{said}"
+            message = f": {error.cause}" if kind == "RuntimeError" else ""  # many causes have this type
+            failure.raised = f"{kind} while {doing}{message}"
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
         low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from rljob_client.errors import RunError
-from rljob_trainer.ledger.checkpoint_manifest import FilesOfRanks, find_damage
-from rljob_trainer.ledger.checkpoint_store import Checkpoint, CheckpointStore
+from rljob_trainer.ledger.checkpoint_manifest import find_damage, writer_of
+from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.roles.roles import Roles
 
@@ -38,7 +38,7 @@ class Checkpointing:
     """Called with the step of each checkpoint before it starts."""
 
     _writing: int | None = field(default=None, init=False)
-    _naming: Future[Checkpoint] | None = field(default=None, init=False)
+    _naming: Future[Path] | None = field(default=None, init=False)
     _background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class Checkpointing:
         found = self.store.latest_valid(through=committed, use=self._load)
         for problem in found.problems:
             self.warn(problem)
-        return 0 if found.checkpoint is None else found.checkpoint.step
+        return found.step
 
     def advance(self, committed: int) -> None:
         """After step `committed`: advance the checkpoint in progress, and start one if it is due."""
@@ -112,9 +112,10 @@ class Checkpointing:
 
     def _load(self, path: Path, step: int) -> str | None:
         """Load a checkpoint, or describe its damage. The ranks check their files while they load them."""
-        return find_damage(path, step, left_out=FilesOfRanks()) or self.roles.load_checkpoint(path, step)
+        damage = find_damage(path, step, reads=lambda name: writer_of(name) is None)
+        return damage or self.roles.load_checkpoint(path, step)
 
-    def _end_naming(self, naming: Future[Checkpoint]) -> None:
+    def _end_naming(self, naming: Future[Path]) -> None:
         naming.result()
         self._writing = self._naming = None
         # Older checkpoints are kept in case a newer one is corrupt, and so are the steps after the oldest.

@@ -154,9 +154,9 @@ def _exhaust_shared_memory() -> NoReturn:
 
 
 def _message(fault: Fault) -> str:
-    asked, free, allocated, unallocated = _CPU_NUMBERS[fault.fault_class]
+    requested, free, allocated, unallocated = _CPU_NUMBERS[fault.fault_class]
     return (
-        f"CUDA out of memory. Tried to allocate {asked:.2f} GiB. GPU {fault.rank} has a total capacity of "
+        f"CUDA out of memory. Tried to allocate {requested:.2f} GiB. GPU {fault.rank} has a total capacity of "
         f"{_CARD_GIB:.2f} GiB of which {free:.2f} GiB is free. Including non-PyTorch memory, this process has "
         f"{_CARD_GIB - free:.2f} GiB memory in use. Of the allocated memory {allocated:.2f} GiB is allocated by "
         f"PyTorch, and {unallocated:.2f} GiB is reserved by PyTorch but unallocated. {INJECTED}"

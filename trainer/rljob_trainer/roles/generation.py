@@ -12,7 +12,7 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.roles.actor import RoleHandle
 from rljob_trainer.roles.calls import Calls, next_result, result_of, wait_for
-from rljob_trainer.roles.role_processes import RoleProcesses
+from rljob_trainer.roles.engine_processes import EngineProcesses
 from rljob_trainer.roles.time_limit import TimeLimit, current_limit, time_limit
 from rljob_trainer.rollout.lots import EngineWork, Generated
 
@@ -26,12 +26,12 @@ _numbers = count(1)
 
 @dataclass(slots=True)
 class Generation(Generic[Result]):
-    """Items of one step, such as groups of completions, that the engines generate meanwhile.
+    """Generation of the items of one step, such as groups of completions, while the controller may do other work.
 
     Each engine has one call at a time, which returns when some of its items are complete, and begins more of them.
     """
 
-    engines: RoleProcesses
+    engines: EngineProcesses
     step: int
     queue: WorkQueue
     """Of all items."""
@@ -133,7 +133,7 @@ class Generation(Generic[Result]):
         return [engine for engine in self._units if engine[0] not in self._lost]
 
     def _engine_of(self, name: str | None) -> tuple[str, ...]:
-        """The processes of the engine of which `name` is one; empty if it is of none."""
+        """The processes of the engine that `name` belongs to; empty if there is none."""
         return next((engine for engine in self._units if name in engine), ())
 
     def _continue_without(self, engine: tuple[str, ...], failure: WorkerLost) -> None:
@@ -154,8 +154,8 @@ class Generation(Generic[Result]):
 
 
 _SPARE = 8
-"""Reserve of an engine, as a divisor of the sequences that it generates at once: it requests more before it idles, but
-not after every completed response."""
+"""Reserve of an engine, as a divisor of the sequences that it generates concurrently: it requests more before it idles,
+but not after every completed response."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class WorkQueue:
     """Of each item, the expected time, in any unit."""
 
     concurrent_sequences: int
-    """Sequences that an engine generates at once."""
+    """Sequences that an engine generates concurrently."""
 
     sequences: int = 1
     """Of each item."""
@@ -182,8 +182,8 @@ class WorkQueue:
         return len(self._waiting)
 
     def put_back(self, items: Iterable[int]) -> None:
-        """Add items, such as those of a lost engine. Of items that are expected to take equally long, the first in
-        the step is the first here."""
+        """Add items, such as those of a lost engine: the longest first, and equally long ones in the order of the
+        step."""
         self._waiting = sorted([*self._waiting, *items], key=lambda item: (-self.expected[item], item))
 
     def first_portions(self, engines: int) -> list[list[int]]:
@@ -216,7 +216,8 @@ class WorkQueue:
 
     @property
     def sequences_left(self) -> int:
-        """Unfinished sequences at which an engine asks for more: those that it generates at once, while items wait."""
+        """Unfinished sequences at which an engine requests more: as many as it generates concurrently, while items
+        wait; otherwise 0."""
         return self.concurrent_sequences if self._waiting else 0
 
     def _room(self, unfinished_sequences: int) -> int:

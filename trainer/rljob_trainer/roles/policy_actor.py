@@ -15,8 +15,8 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.exporting_rank import ExportingRank
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.weight_sync import send_weights
 from rljob_trainer.weight_sync.broadcast import WeightBroadcaster
+from rljob_trainer.weight_sync.colocated import send_weights
 
 
 class PolicyActor(PolicyRank):
@@ -43,23 +43,11 @@ class PolicyActor(PolicyRank):
 
     def after_micro_batch(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` after the first micro-batch of the next update, while its gradients are held."""
-        original = self._loaded.update.after_micro_batch
-
-        def fail_once(_number: int) -> None:
-            self._loaded.update.after_micro_batch = original
-            fail()
-
-        self._loaded.update.after_micro_batch = fail_once
+        _call_once(self._loaded.update, "after_micro_batch", fail)
 
     def after_optimizer_step(self, fail: Callable[[], NoReturn]) -> None:
         """Call `fail` after the next optimizer step, when the parameters have changed."""
-        original = self._loaded.optimizer.after_step
-
-        def fail_once() -> None:
-            self._loaded.optimizer.after_step = original
-            fail()
-
-        self._loaded.optimizer.after_step = fail_once
+        _call_once(self._loaded.optimizer, "after_step", fail)
 
 
 class ColocatedPolicyActor(PolicyActor, ExportingRank):
@@ -84,3 +72,14 @@ class DisaggregatedPolicyActor(PolicyActor):
         bucket_bytes = self.config.memory.sync_bucket_bytes
         with self.weights_for_sync() as parameters:
             self._broadcaster.send(parameters, engines if self.rank == 0 else [], version, bucket_bytes)
+
+
+def _call_once(owner: Any, hook: str, fail: Callable[[], NoReturn]) -> None:
+    """Replace the callback `hook` of `owner` by `fail`, until it is called."""
+    original = getattr(owner, hook)
+
+    def fail_once(*_arguments: Any) -> None:
+        setattr(owner, hook, original)
+        fail()
+
+    setattr(owner, hook, fail_once)

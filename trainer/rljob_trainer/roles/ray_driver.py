@@ -46,7 +46,7 @@ class RayDied(Exception):
 
 def change_start_of_raylets() -> None:
     """Have raylets that this process starts start their workers with `setup_worker`, and give them two minutes to
-    register. If one dies meanwhile, raise `RayDied`.
+    register. If one dies before that, raise `RayDied`.
 
     Ray allows 30 seconds and has no setting for it (ray._private.node.Node). A busy machine with two cores needs more.
     Ray does not check whether the raylet still runs. A raylet exits if its agents take longer than 15 seconds to start,
@@ -112,8 +112,8 @@ def _start_nothing(*_arguments: Any, **_options: Any) -> tuple[None, None]:
 def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
     """Start a Ray cluster for this run on this machine. It ends with this process, or at `ray.shutdown()`.
 
-    `cpus`, `gpus`: logical resources for actors. If a process of Ray dies meanwhile, Ray is started again, up to three
-    times in all. Raises `WorkerLost` if Ray does not start in time, `BadInput` if it cannot use its directory.
+    `cpus`, `gpus`: logical resources for actors. If a process of Ray dies during the start, Ray is started again, up
+    to three times in all. Raises `WorkerLost` if Ray does not start in time, `BadInput` if it cannot use its directory.
     """
     os.environ.update(_LOCAL_ENVIRONMENT)
     change_start_of_raylets()
@@ -179,6 +179,6 @@ def connect(address: str, **options: Any) -> None:
     config = ray.job_config.JobConfig()
     config._py_driver_sys_path = _OwnImportPath()
     ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=config, **options)
-    # Ray has installed a handler that exits at once.
+    # Ray has installed a handler that exits immediately.
     signal.signal(signal.SIGTERM, on_termination)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,11 +1,11 @@
-"""The settings of the roles, the processes of one role as a whole, and the group of the policy ranks."""
+"""The settings of the roles, the processes of one role, and the group of the policy ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rljob_api.plan_change import Role
 from rljob_api.topology import Topology
@@ -45,13 +45,8 @@ class RoleSettings:
 
     output_dir: Path
 
-    bundles: tuple[Bundle, ...] | None
-    """The Ray resources of each GPU and of the processes on it: those of the ranks, then those of engines with GPUs of
-    their own. None: the processes may run anywhere."""
-
-    @property
-    def processes_of_an_engine(self) -> int:
-        return self.rollout.tensor_parallel_size
+    bundles: tuple[Bundle, ...]
+    """The Ray resources of each place: first those of the ranks and their colocated engines, then of other engines."""
 
     @property
     def first_engine_bundle(self) -> int:
@@ -60,7 +55,7 @@ class RoleSettings:
 
     @property
     def gpus_per_process(self) -> float:
-        """GPUs that each process requests of Ray: half a one if a policy rank and an engine share it."""
+        """GPUs that each process requests from Ray: 0.5 if a policy rank and an engine share one."""
         if self.policy.device == "cpu":
             return 0.0
         return 0.5 if self.topology == "Colocated" else 1.0
@@ -75,32 +70,42 @@ class RoleResources:
     """Ray resources of the processes of a role."""
 
     group: Any
-    """Ray placement group; None: the processes may run anywhere."""
+    """Ray placement group, of `bundles`."""
+
+    bundles: Sequence[Bundle]
 
     gpus: float
     """GPUs of each process; 0 on a CPU."""
 
     first_bundle: int = 0
-    """Index of the group's bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
+    """Index of the bundle in which rank 0 runs. The other ranks follow, one in each bundle."""
+
+    def bundle(self, rank: int) -> Bundle:
+        """The bundle in which `rank` runs."""
+        return self.bundles[self.first_bundle + rank]
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """Options of Ray for the actor of `rank`."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        index = self.first_bundle + rank
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+        return {"num_cpus": 1, "num_gpus": self.gpus, "scheduling_strategy": strategy}
 
 
 class RoleProcesses:
     """The ranks of a role, each an actor: `policy-0`, `policy-1`. There are none before `start` and after `end`."""
 
-    def __init__(
-        self, role: Role, class_name: str, ranks: int, resources: RoleResources, logs: Path, unit_size: int = 1
-    ) -> None:
-        """`class_name`: class of the object in each process, as `module:Class`. `unit_size`: number of successive
-        processes that work as one, such as those of an engine. None of them is of use without the others."""
-        self.role = role
+    role: ClassVar[Role]
+
+    def __init__(self, class_name: str, ranks: int, resources: RoleResources, logs: Path) -> None:
+        """`class_name`: class of the object in each process, as `module:Class`."""
         self._class_name = class_name
         self._ranks = ranks
         self._resources = resources
         self._logs = logs
-        self._unit_size = unit_size
-        self._handles: dict[str, RoleHandle] = {}
-        self.absent: set[str] = set()
-        """First processes of units that are left out for now (`AbsentEngines`)."""
+        self.handles: dict[str, RoleHandle] = {}
+        """By actor name."""
         self.loading: Calls = {}
         """Calls that load the role; they have completed if `loaded`."""
         self.loaded = False
@@ -110,80 +115,47 @@ class RoleProcesses:
 
     @property
     def started(self) -> bool:
-        return bool(self._handles)
+        return bool(self.handles)
 
-    @property
-    def handles(self) -> Mapping[str, RoleHandle]:
-        """By actor name."""
-        return self._handles
+    def configure(self, environment: Mapping[str, str], *arguments: Any) -> None:
+        """Set the variables of the processes that start from now on, and the arguments of their objects after the
+        rank."""
+        self._environment, self._arguments = {**environment, ROLE_VARIABLE: self.role}, arguments
 
-    @property
-    def units(self) -> list[tuple[str, ...]]:
-        """Names of the processes that work as one."""
-        names, size = tuple(self._handles), self._unit_size
-        return [names[first : first + size] for first in range(0, len(names), size)]
+    def start(self) -> Calls:
+        """Start the processes. Returns the calls that construct their objects, whose results are process ids."""
+        return {name: call for rank in range(self._ranks) for name, call in self._start(rank).items()}
 
-    @property
-    def working(self) -> list[tuple[str, ...]]:
-        """The units that are in use."""
-        return [unit for unit in self.units if unit[0] not in self.absent]
-
-    def start(self, environment: Mapping[str, str]) -> None:
-        """Start the processes without waiting. A call waits until its process is up."""
-        self._handles = {f"{self.role}-{rank}": self._spawned(rank, environment) for rank in range(self._ranks)}
-
-    def replace(self, lost: str, environment: Mapping[str, str], *arguments: Any) -> tuple[str, ...]:
-        """Start new processes in place of a lost one and of the others of its unit, which are killed, and construct
-        their objects. Returns the names of the new processes without waiting.
-        """
-        import ray
-
-        unit = next(unit for unit in self.units if lost in unit)
-        for name in unit:
-            ray.kill(self._handles[name].actor, no_restart=True)
-        for rank, name in enumerate(self._handles):
-            if name in unit:
-                self._handles[name] = self._spawned(rank, environment)
-                self._handles[name].actor.construct.remote(rank, *arguments)
-        return unit
-
-    def _spawned(self, rank: int, environment: Mapping[str, str]) -> RoleHandle:
-        name = f"{self.role}-{rank}"
-        options = _options(rank, self._resources, {**environment, ROLE_VARIABLE: self.role})
-        return spawn(name, self._class_name, self._logs / f"{name}.log", options)
-
-    def construct(self, *arguments: Any) -> Calls:
-        """Construct the object in each process, from its rank and `arguments`. The results are process ids."""
-        return {
-            name: handle.actor.construct.remote(rank, *arguments)
-            for rank, (name, handle) in enumerate(self._handles.items())
-        }
+    def _start(self, rank: int) -> Calls:
+        name, runtime_env = f"{self.role}-{rank}", {"env_vars": self._environment}
+        options = {**self._resources.options(rank), "runtime_env": runtime_env}
+        self.handles[name] = spawn(name, self._class_name, self._logs / f"{name}.log", options)
+        return {name: self.handles[name].actor.construct.remote(rank, *self._arguments)}
 
     def call(self, method: str, *arguments: Any) -> Calls:
-        return {name: getattr(handle, method).remote(*arguments) for name, handle in self._handles.items()}
+        """Calls of `method` in all processes, without waiting."""
+        return {name: getattr(handle, method).remote(*arguments) for name, handle in self.handles.items()}
 
-    def call_first(self, method: str, *arguments: Any) -> Calls:
-        name, handle = next(iter(self._handles.items()))
-        return {name: getattr(handle, method).remote(*arguments)}
+    def results(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
+        """The results of a call of `method` in each process, by actor name. Raises the first failure."""
+        return wait_for(self.call(method, *arguments), doing)
 
     def inject(self, rank: int, fault: InjectedFault) -> None:
         """Inject `fault` into the process of `rank`."""
         name = f"{self.role}-{rank}"
-        wait_for({name: self._handles[name].actor.inject.remote(fault)}, "injecting a fault")
+        wait_for({name: self.handles[name].actor.inject.remote(fault)}, "injecting a fault")
 
     def end(self) -> None:
         """Kill the processes, which frees their memory."""
         import ray
 
-        for handle in self._handles.values():
+        for handle in self.handles.values():
             ray.kill(handle.actor, no_restart=True)
-        self._handles, self.loading, self.loaded = {}, {}, False
+        self.handles, self.loading, self.loaded = {}, {}, False
 
 
-def placement_group(bundles: Sequence[Bundle] | None) -> Any:
-    """A placement group for `bundles`, held until Ray ends; None if the roles may run anywhere."""
-    if bundles is None:
-        return None
+def placement_group(bundles: Sequence[Bundle]) -> Any:
+    """A placement group for `bundles`, held until Ray ends. Raises `WorkerLost` if Ray has no such resources."""
     from ray.util.placement_group import placement_group
 
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
@@ -194,74 +166,64 @@ def placement_group(bundles: Sequence[Bundle] | None) -> Any:
     return group
 
 
-def _options(rank: int, resources: RoleResources, environment: Mapping[str, str]) -> dict[str, Any]:
-    runtime_env = {"env_vars": dict(environment)}
-    if resources.group is None:
-        return {"num_cpus": 1, "runtime_env": runtime_env}
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    gpus = {"num_gpus": resources.gpus} if resources.gpus else {}
-    strategy = PlacementGroupSchedulingStrategy(
-        resources.group, placement_group_bundle_index=resources.first_bundle + rank
-    )
-    return {"num_cpus": 1, **gpus, "runtime_env": runtime_env, "scheduling_strategy": strategy}
-
-
 _LEAVE_SECONDS = 30.0
 """For all ranks to leave a call after one has left the group. They leave at their next collective operation."""
 _REJOIN_SECONDS = 120.0
 
 
-class PolicyRanks:
-    """Calls that the policy ranks do together. If one fails, all leave the call, and can form their group anew."""
+class PolicyProcesses(RoleProcesses):
+    """The policy ranks. If one fails in a call in which they wait for one another, all leave it, and can form their
+    group anew."""
 
-    def __init__(self, processes: RoleProcesses) -> None:
-        self._processes = processes
+    role = "policy"
+    scattered = False
+    """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
+    _in_update = False
+
+    def end(self) -> None:
+        super().end()
         self.scattered = False
-        """The ranks have left their group, and `rejoin` brings them together. Their processes are well."""
-        self._in_update = False
 
     def connect(self) -> None:
         """Form the first group of new processes."""
-        self.scattered = False
-        host, port = self._rendezvous()
-        wait_for(self._processes.call("connect", host, port), "joining the process group")
+        self.results("connect", *self._rendezvous(), doing="joining the process group")
 
-    def call(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
-        """Call a method of all ranks, which may wait for one another in it.
+    def together(self, method: str, *arguments: Any, doing: str) -> dict[str, Any]:
+        """Call a method of all ranks, which may wait for one another in it. The results by actor name.
 
         If one runs out of memory, the others leave the call before the failure is raised. If they do not in time, or
         after any other failure, the processes are unusable and `scattered` is False.
         """
-        calls = self._processes.call(method, *arguments)
+        calls = self.call(method, *arguments)
         try:
             return wait_for(calls, doing)
         except DeviceOutOfMemory:
-            self.scattered = len(self._processes) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
+            self.scattered = len(self) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
             self._in_update = method == "update"
             raise
 
     @property
     def usable(self) -> bool:
         """After a failed call: True if no rank still waits for another."""
-        return self.scattered or len(self._processes) == 1
+        return self.scattered or len(self) == 1
 
     def can_undo_update(self) -> bool:
         """True if all ranks can repeat the failed update with the same result."""
         if not self.usable:
             return False
         try:
-            return all(wait_for(self._processes.call("can_undo_update"), "checking the failed update").values())
+            return all(self.results("can_undo_update", doing="checking the failed update").values())
         except RunError:
             return False
 
     def rejoin(self) -> None:
         """Bring the ranks to the state before the failed call, in a new group. Raises `RunError` if that fails."""
         with time_limit(_REJOIN_SECONDS):
-            host, port = self._rendezvous()
-            wait_for(self._processes.call("rejoin", host, port, self._in_update), "joining the new process group")
+            self.results("rejoin", *self._rendezvous(), self._in_update, doing="joining the new process group")
         self.scattered = False
 
     def _rendezvous(self) -> tuple[str, int]:
-        [(host, port)] = wait_for(self._processes.call_first("rendezvous"), "starting").values()
+        """Host and port at which the ranks meet."""
+        name, first = next(iter(self.handles.items()))
+        host, port = wait_for({name: first.rendezvous.remote()}, "starting")[name]
         return host, port

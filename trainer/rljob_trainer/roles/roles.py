@@ -1,36 +1,39 @@
-"""The policy ranks and rollout engines of a job, as one object for the controller; the same in every topology."""
+"""The policy ranks and rollout engines of a job, as one object for the controller."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rljob_api.plan_change import Role
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
-from rljob_trainer.roles.absent_engines import AbsentEngines, Engine
 from rljob_trainer.roles.calls import Calls, wait_for
-from rljob_trainer.roles.generation import Generation, WorkQueue
-from rljob_trainer.roles.role_processes import PolicyRanks, RoleProcesses, RoleResources, RoleSettings, placement_group
-from rljob_trainer.rollout.lots import Lot, LotResult, Lots, WholeGroups
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.roles.engine_processes import Engine, EngineProcesses
+from rljob_trainer.roles.generation import Generation, Result, WorkQueue
+from rljob_trainer.roles.role_processes import (
+    PolicyProcesses,
+    RoleResources,
+    RoleSettings,
+    placement_group,
+)
+from rljob_trainer.rollout.lots import EngineWork
+from rljob_trainer.rollout_batch import RolloutBatch
 
 
-class Roles(ABC):
-    """Calls all actors of a role at once. Each method returns when all are done, or raises the first failure.
+class Roles:
+    """Calls all actors of a role together. Each method returns when all are done, or raises the first failure.
 
-    A topology defines the placement of the processes, the object in each, and the work before and after a phase.
+    Policy ranks and engines have separate GPUs, and exchange only rollouts and weights. Another topology replaces the
+    classes of the objects in their processes, and adds work before and after a phase.
     """
 
-    policy_class: ClassVar[str]
-    """Class of the object in a policy process, as `module:Class`."""
-    engine_class: ClassVar[str]
-    """The same for an engine's process."""
+    policy_class = "rljob_trainer.roles.policy_actor:DisaggregatedPolicyActor"
+    engine_class = "rljob_trainer.roles.rollout_actor:DisaggregatedRolloutActor"
 
     def __init__(self, settings: RoleSettings, clock: PartClock) -> None:
         """`clock`: measures the parts of a start-up."""
@@ -42,42 +45,34 @@ class Roles(ABC):
         """The same for the weights of the engines."""
         self.engines_ended = 0
         """Times that the engines were stopped. A generation that was begun before never finishes."""
+        self.may_replace: Callable[[WorkerLost], bool] = lambda _failure: False
+        """Called when an engine was lost while others remain. If it returns True, these take over its prompts while a
+        new engine starts, which works from the next sync on. An engine that is lost with its pod starts when the pod
+        is back, and nothing waits for it."""
         self.clock = clock
-        resources = RoleResources(placement_group(settings.bundles), settings.gpus_per_process)
+        resources = RoleResources(placement_group(settings.bundles), settings.bundles, settings.gpus_per_process)
         logs = settings.output_dir / "logs"
-        self.policy = RoleProcesses("policy", self.policy_class, settings.ranks, resources, logs)
-        self.ranks = PolicyRanks(self.policy)
-        engine_resources = replace(resources, first_bundle=settings.first_engine_bundle)
-        self.engines = RoleProcesses(
-            "rollout",
-            self.engine_class,
-            settings.engine_processes,
-            engine_resources,
-            logs,
-            settings.processes_of_an_engine,
+        self.policy = PolicyProcesses(self.policy_class, settings.ranks, resources, logs)
+        resources = replace(resources, first_bundle=settings.first_engine_bundle)
+        self.engines = EngineProcesses(
+            self.engine_class, settings.engine_processes, resources, logs, settings.rollout.tensor_parallel_size
         )
-        of_engines = settings.bundles and settings.bundles[settings.first_engine_bundle :]
-        self.absent = AbsentEngines(self.engines, of_engines, self._start_again)
+        self._configure()
 
     @property
     def engines_sleep(self) -> bool:
-        """True if the engines sleep beside the policy while it learns."""
+        """True if the engines sleep during an update, next to the policy on the same GPU."""
         return False
 
     # --- start, change and stop ---
 
     def construct(self) -> dict[str, int]:
         """Start the processes that do not run. Returns their process ids by actor name."""
-        settings = self.settings
-        calls: Calls = {}
         with self.clock.part("processes"):
-            if not self.policy.started:
-                self.policy.start(settings.policy_environment)
-                calls |= self.policy.construct(settings.ranks, settings.policy)
+            calls = {} if self.policy.started else self.policy.start()
             if not self.engines.started:
-                self.engines.start(settings.rollout_environment)
-                calls |= self.engines.construct(settings.rollout, settings.output_dir)
-                self.engines.call("import_engine")  # not waited for: meanwhile the policy loads
+                calls |= self.engines.start()
+                self.engines.call("import_engine")  # not waited for: the policy loads at the same time
             return wait_for(calls, "starting")
 
     @property
@@ -85,16 +80,19 @@ class Roles(ABC):
         """True if both roles are ready to work."""
         return self.policy.loaded and self.engines.loaded
 
-    @abstractmethod
     def load(self) -> None:
         """Load the roles: the policy with its initial weights, the engines without weights."""
+        self._begin_loading_policy()
+        self._load_engines()
+        self._finish_loading_policy()
 
     def change(self, settings: RoleSettings) -> None:
         """Use `settings` for new processes; a running policy applies the memory settings that it can."""
         self.settings = settings
+        self._configure()
         if self.policy.loaded:
-            changing = self.policy.call("change_memory", settings.policy.memory, settings.policy.checkpoint_copy)
-            wait_for(changing, "changing the policy's memory settings")
+            memory, copy = settings.policy.memory, settings.policy.checkpoint_copy
+            self.policy.results("change_memory", memory, copy, doing="changing the policy's memory settings")
         elif self.policy.started:
             self.end("policy")  # it was constructed with the previous settings
 
@@ -104,17 +102,15 @@ class Roles(ABC):
         Raises `RunError` if that fails.
         """
         with self.clock.part("rejoin"):
-            self.ranks.rejoin()
+            self.policy.rejoin()
 
     def end(self, role: Role) -> None:
         """Stop the processes of a role and free their memory. New ones can then be constructed."""
         if role == "policy":
             self.policy.end()
-            self.ranks.scattered = False
             self.policy_at = None
         else:
             self.engines.end()
-            self.absent.forget()
             self.engines_at = None
             self.engines_ended += 1
 
@@ -123,83 +119,32 @@ class Roles(ABC):
     def generate(
         self,
         step: int,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        seeds: Sequence[int],
-        expected_tokens: Sequence[float],
-        on_group: Callable[[int, Sequence[Completion]], None] = lambda _place, _completions: None,
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
-    ) -> Generation[list[Completion]]:
-        """Begin to generate `group_size` completions for each prompt. `Generation.finish` waits for them.
+        queue: WorkQueue,
+        work: Callable[[Sequence[int]], EngineWork],
+        on_result: Callable[[int, Result], None],
+    ) -> Generation[Result]:
+        """Begin to generate the items of `queue` for `step`. `Generation.finish` waits for them.
 
-        Engines take prompts from a queue, those with the most `expected_tokens` of a response first. All processes of
-        an engine get the same prompts in the same order. `on_group`: called with the completions of each prompt as soon
-        as all have ended, and with its place among the prompts. `may_replace`: called when an engine was lost while
-        others remain; if it returns True, these take over its prompts while a new engine starts, which then waits for
-        the next sync. An engine that is lost with its pod starts when the pod is back, and the others do not wait for
-        it.
+        `work`: the work that generates the given items, which all processes of an engine get in the same order.
+        `on_result`: called with each item and its result as soon as it is complete.
         """
-        self.absent.start_returned()
-
-        def work(places: Sequence[int]) -> WholeGroups:
-            token_ids = [prompts[place].token_ids for place in places]
-            return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
-
-        queue = WorkQueue(expected_tokens, self.settings.rollout.max_num_seqs, group_size)
-        return Generation(self.engines, step, queue, work, on_group, self._replacing(may_replace))
-
-    def generate_lots(
-        self,
-        step: int,
-        lots: Sequence[Lot],
-        on_lot: Callable[[int, LotResult], None] = lambda _place, _result: None,
-        may_replace: Callable[[WorkerLost], bool] = lambda _failure: False,
-    ) -> Generation[LotResult]:
-        """Begin to complete the quotas of `lots`, one on each engine.
-
-        `on_lot`: called with the result of each lot when it arrives, and with its place. `may_replace`: as in
-        `generate`.
-        """
-        self.absent.start_returned()
-
-        def work(places: Sequence[int]) -> Lots:
-            return Lots(places, [lots[place] for place in places])
-
-        queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)
-        return Generation(self.engines, step, queue, work, on_lot, self._replacing(may_replace))
+        self.engines.start_returned()
+        return Generation(self.engines, step, queue, work, on_result, self._replacement)
 
     @property
     def engine_count(self) -> int:
         """Number of engines of the job, up or not."""
-        return self.settings.engine_processes // self.settings.processes_of_an_engine
+        return self.settings.engine_processes // self.settings.rollout.tensor_parallel_size
 
-    def _replacing(self, may_replace: Callable[[WorkerLost], bool]) -> Callable[[WorkerLost], Calls | None]:
-        """Begins to start an engine in place of a lost one, if `may_replace` returns True."""
-
-        def replacement(failure: WorkerLost) -> Calls | None:
-            engine = self._engine_of(failure)
-            failure.place_lost = self.absent.is_lost_with_its_place(engine)
-            if failure.place_lost and self.settings.first_engine_bundle == 0:
-                return None  # a policy rank is lost with it
-            if not may_replace(failure):
-                return None
-            if failure.place_lost:
-                self.absent.add(engine)
-                return {}
-            self.engines_at = None
-            return self._start_again(engine)
-
-        return replacement
-
-    def _start_again(self, engine: Engine) -> Calls:
-        """Replace the processes of an engine. Returns the calls that start it."""
-        settings = self.settings
-        environment = settings.rollout_environment
-        return self._starting(self.engines.replace(engine[0], environment, settings.rollout, settings.output_dir))
-
-    def _engine_of(self, failure: WorkerLost) -> Engine:
-        """The engine that was lost; empty if it was none."""
-        return next((engine for engine in self.engines.units if failure.actor in engine), ())
+    def _replacement(self, failure: WorkerLost) -> Calls | None:
+        """Begin to start an engine in place of a lost one (`Generation.replacement`)."""
+        engine = self.engines.engine_of(failure.actor)
+        if self._leave_out(engine, failure):
+            return {}
+        if failure.place_lost or not self.may_replace(failure):
+            return None
+        self.engines_at = None
+        return self.engines.restart(engine)
 
     def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
         """Update the policy on all ranks. Results by actor name; their metrics are equal.
@@ -208,74 +153,74 @@ class Roles(ABC):
         """
         import ray
 
-        # For one rank, Ray decides by size whether a batch uses shared memory. For several, it is stored there once.
-        given = batch if len(self.policy) == 1 else ray.put(batch)
+        stored = ray.put(batch)  # once for all ranks
         before, self.policy_at = self.policy_at, None
         try:
-            results = self.ranks.call("update", given, doing="updating")
+            results = self.policy.together("update", stored, doing="updating")
         except DeviceOutOfMemory:
-            self.policy_at = before if self.ranks.can_undo_update() else None
+            self.policy_at = before if self.policy.can_undo_update() else None
             raise
         self.policy_at = batch.step
         return results
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
-        """Send the policy's weights to every engine. The engines do not generate until they have all of them.
-
-        Includes engines that have started since. `may_replace`: called when an engine was lost with its pod while
-        others remain; if it returns True, these get the weights.
-        """
+    def sync(self, version: int) -> None:
+        """Send the policy's weights to every engine, also to those that have started since the last sync. The engines
+        do not generate until they have all of them."""
         self.engines_at = None
-        self.absent.take_in(may_replace)
-        self._leave_out_lost(may_replace)
+        self.engines.take_in(self.may_replace)
+        self._leave_out_lost()
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
             try:
-                self._of_all_ranks("sync", engines, version, doing="syncing the weights")
+                self._call_policy("sync", engines, version, doing="syncing the weights")
             except WorkerLost as failure:
                 # Several ranks wait for each other in the failed sync.
-                if len(self.policy) > 1 or not self._continue_without(failure, may_replace):
+                if len(self.policy) > 1 or not self._continue_without(failure):
                     raise
             else:
                 break
         self.engines_at = version
 
-    def _leave_out_lost(self, may_replace: Callable[[WorkerLost], bool]) -> None:
+    def _leave_out_lost(self) -> None:
         """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed one."""
         if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
             return
         for engine in self.engines.working:
-            if self.absent.is_lost_with_its_place(engine):
+            if self.engines.has_lost_pod(engine):
                 failure = WorkerLost(f"{engine[0]} died with its pod").of(engine[0])
-                if not self._continue_without(failure, may_replace):
+                if not self._continue_without(failure):
                     raise failure
 
-    def _continue_without(self, failure: WorkerLost, may_replace: Callable[[WorkerLost], bool]) -> bool:
+    def _continue_without(self, failure: WorkerLost) -> bool:
         """True if the sync can be done without a lost engine."""
-        engine = self._engine_of(failure)
+        engine = self.engines.engine_of(failure.actor)
         others = [other for other in self.engines.working if other != engine]
         if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
             return False
-        failure.place_lost = self.absent.is_lost_with_its_place(engine)
-        if not failure.place_lost or not may_replace(failure):
+        return self._leave_out(engine, failure)
+
+    def _leave_out(self, engine: Engine, failure: WorkerLost) -> bool:
+        """Leave out an engine that is lost with its pod. False if the pod is there, or had a policy rank as well."""
+        failure.place_lost = self.engines.has_lost_pod(engine)
+        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not self.may_replace(failure):
             return False
-        self.absent.add(engine)
+        self.engines.leave_out(engine)
         return True
 
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
         """Start writing the state. It may change when this returns, and is durable when `finish_checkpoint` returns."""
-        self._of_all_ranks("start_checkpoint", directory, doing="starting a checkpoint")
+        self._call_policy("start_checkpoint", directory, doing="starting a checkpoint")
 
     def checkpoint_written(self) -> bool:
-        """True if `finish_checkpoint` would return at once."""
-        return all(wait_for(self.policy.call("checkpoint_written"), "writing a checkpoint").values())
+        """True if `finish_checkpoint` would not wait."""
+        return all(self.policy.results("checkpoint_written", doing="writing a checkpoint").values())
 
     def finish_checkpoint(self) -> dict[str, FileDigest]:
         """Wait until the checkpoint is durable. Returns the digests of the files of all ranks by name."""
-        digests = wait_for(self.policy.call("finish_checkpoint"), "writing a checkpoint")
-        return {name: digest for of_rank in digests.values() for name, digest in of_rank.items()}
+        digests = self.policy.results("finish_checkpoint", doing="writing a checkpoint")
+        return {name: digest for files in digests.values() for name, digest in files.items()}
 
     def load_checkpoint(self, directory: Path, step: int) -> str | None:
         """Load the checkpoint of `step` in `directory` into the policy.
@@ -283,7 +228,7 @@ class Roles(ABC):
         Returns None, or a description of damage in the files; `policy_at` is then None.
         """
         self.policy_at = None
-        damages = wait_for(self.policy.call("load_checkpoint", directory), "loading a checkpoint")
+        damages = self.policy.results("load_checkpoint", directory, doing="loading a checkpoint")
         if damage := next((each for each in damages.values() if each), None):
             return str(damage)
         self.policy_at = step
@@ -291,15 +236,20 @@ class Roles(ABC):
 
     def export_pretrained(self, directory: Path) -> None:
         """Write the policy in Hugging Face format."""
-        self._of_all_ranks("export_pretrained", directory, doing="exporting the model")
+        self._call_policy("export_pretrained", directory, doing="exporting the model")
 
     # --- how ---
+
+    def _configure(self) -> None:
+        settings = self.settings
+        self.policy.configure(settings.policy_environment, settings.ranks, settings.policy)
+        self.engines.configure(settings.rollout_environment, settings.rollout, settings.output_dir)
 
     def _begin_loading_policy(self) -> None:
         if self.policy.loading:
             return
         with self.clock.part("policy"):
-            self.ranks.connect()
+            self.policy.connect()
             self.policy.loading = self.policy.call("load")
 
     def _finish_loading_policy(self) -> None:
@@ -314,24 +264,17 @@ class Roles(ABC):
         if self.engines.loaded:
             return
         if not self.engines.loading:
-            self.engines.loading = {
-                name: call for engine in self.engines.units for name, call in self._starting(engine).items()
-            }
+            for engine in self.engines.engines:
+                self.engines.loading |= self.engines.load(engine)
         with self.clock.part("engine"):
             wait_for({**self.policy.loading, **self.engines.loading}, "loading the policy and starting the engine")
         self.engines.loaded = True
 
-    def _starting(self, engine: Sequence[str]) -> Calls:
-        """Calls that start the processes of an engine. They meet at a port of the first, which Ray passes to them."""
-        first = self.engines.handles[engine[0]]
-        port = [first.serve_store.remote()] if len(engine) > 1 else []
-        return {name: self.engines.handles[name].start.remote(*port) for name in engine}
-
-    def _of_all_ranks(self, method: str, *arguments: Any, doing: str) -> None:
+    def _call_policy(self, method: str, *arguments: Any, doing: str) -> None:
         """Call a method of the policy that does not change it."""
         try:
-            self.ranks.call(method, *arguments, doing=doing)
+            self.policy.together(method, *arguments, doing=doing)
         except DeviceOutOfMemory:
-            if not self.ranks.usable:
+            if not self.policy.usable:
                 self.policy_at = None
             raise

@@ -49,7 +49,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 def stacks_written_after(seconds: float | None) -> Iterator[None]:
     """In a role process: write the stacks of all threads to stderr, its log, if the block takes longer.
 
-    They are written without Python's lock, and so also if native code holds it for ever.
+    They are written without Python's lock, and so also if native code never releases it.
     """
     if seconds is None:
         yield

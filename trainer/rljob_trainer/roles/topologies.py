@@ -1,22 +1,12 @@
-"""The roles of each topology.
-
-Colocated: a policy rank and an engine take turns on each GPU. The engine sleeps while the policy learns. With
-`policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks load them back when
-they need them; the caller puts the engine to sleep first.
-
-Disaggregated: policy ranks and engines have GPUs of their own, and exchange only rollouts and weights.
-"""
+"""The roles of each topology: `ColocatedRoles` if policy ranks and engines share GPUs, otherwise `Roles`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rljob_api.plan_change import Role
-from rljob_trainer.errors import WorkerLost
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
-from rljob_trainer.roles.calls import wait_for
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -24,11 +14,15 @@ from rljob_trainer.rollout_batch import RolloutBatch
 
 def roles_of(settings: RoleSettings, clock: PartClock) -> Roles:
     """The roles of a job, without processes. `clock`: measures the parts of a start-up."""
-    return (ColocatedRoles if settings.topology == "Colocated" else DisaggregatedRoles)(settings, clock)
+    return (ColocatedRoles if settings.topology == "Colocated" else Roles)(settings, clock)
 
 
 class ColocatedRoles(Roles):
-    """One policy rank and one engine process per GPU."""
+    """One policy rank and one engine process per GPU, which take turns. The engine sleeps while the policy learns.
+
+    With `policyOffload`, the policy's weights are in host memory while the engine has its KV cache. Ranks load them
+    back when they need them; the caller puts the engine to sleep first.
+    """
 
     policy_class = "rljob_trainer.roles.policy_actor:ColocatedPolicyActor"
     engine_class = "rljob_trainer.roles.rollout_actor:ColocatedRolloutActor"
@@ -37,13 +31,14 @@ class ColocatedRoles(Roles):
     """The engines have their weights on the GPU, and not their KV cache. vLLM 0.26 can put to sleep only both."""
 
     def end(self, role: Role) -> None:
-        """As in every topology. The next policy must not load beside engines that cannot be put to sleep."""
+        """As with separate GPUs. Engines that cannot sleep end as well: the next policy needs their memory to load."""
         super().end(role)
         if role == "policy" and self._half_awake:
             super().end("rollout")
         self._half_awake = False
 
     def load(self) -> None:
+        """As with separate GPUs. With `policyOffload`, the policy makes room before the engines start."""
         if self.engines.loaded and not self.policy.loading:
             self._put_engines_to_sleep()
         self._begin_loading_policy()
@@ -58,20 +53,20 @@ class ColocatedRoles(Roles):
         self._put_engines_to_sleep()
         return super().update(batch)
 
-    def sync(self, version: int, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
-        """As in every topology. Of an engine that sleeps, only the weights are on the GPU meanwhile."""
+    def sync(self, version: int) -> None:
+        """As with separate GPUs. An engine that sleeps has only its weights on the GPU during the transfer."""
         self.engines_at = None
         if self.engines_sleep:
             self._put_engines_to_sleep()
             self._half_awake = True
-            wait_for(self.engines.call("wake_weights"), "waking the weights")
-        super().sync(version, may_replace)
+            self.engines.results("wake_weights", doing="waking the weights")
+        super().sync(version)
         if self._offloads:
             self.engines_at = None
             self._offload_policy("sync")
         if self.engines_sleep:
             self.engines_at = None
-            wait_for(self.engines.call("wake_kv_cache"), "waking the KV cache")
+            self.engines.results("wake_kv_cache", doing="waking the KV cache")
             self._half_awake = False
         self.engines_at = version
 
@@ -80,7 +75,7 @@ class ColocatedRoles(Roles):
         return super().load_checkpoint(directory, step)
 
     def export_pretrained(self, directory: Path) -> None:
-        """As in every topology. The engines are of no use afterwards before the next sync."""
+        """As with separate GPUs. The engines are of no use afterwards before the next sync."""
         self._make_room_for_weights()
         super().export_pretrained(directory)
 
@@ -93,7 +88,7 @@ class ColocatedRoles(Roles):
         return self.settings.policy.memory.policy_offload
 
     def _offload_policy(self, phase: str) -> None:
-        self._of_all_ranks("offload_weights", phase, doing="moving the policy's weights to host memory")
+        self._call_policy("offload_weights", phase, doing="moving the policy's weights to host memory")
 
     def _make_room_for_weights(self) -> None:
         if self._offloads:
@@ -102,16 +97,4 @@ class ColocatedRoles(Roles):
     def _put_engines_to_sleep(self) -> None:
         if self.engines_sleep:
             self.engines_at = None
-            wait_for(self.engines.call("sleep"), "going to sleep")
-
-
-class DisaggregatedRoles(Roles):
-    """Any number of policy ranks and of engines. No engine has to make room for a policy, so none ever sleeps."""
-
-    policy_class = "rljob_trainer.roles.policy_actor:DisaggregatedPolicyActor"
-    engine_class = "rljob_trainer.roles.rollout_actor:DisaggregatedRolloutActor"
-
-    def load(self) -> None:
-        self._begin_loading_policy()
-        self._load_engines()
-        self._finish_loading_policy()
+            self.engines.results("sleep", doing="going to sleep")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,34 @@ from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
 from rljob_trainer.rollout.lots import Lot, LotResult, Segment, WholeGroups, generate_lot
 from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
-from rljob_trainer.rollout.tensor_parallel import EngineStore, Shard
 from rljob_trainer.rollout_batch import Completion
+
+ENGINE_HOST = "127.0.0.1"
+"""All processes of an engine are in one pod."""
 
 _REPORTS = 16
 """Most reports of complete groups in the time of the longest response. At each, an engine waits for a millisecond or
 two."""
 _LEAST_STEPS = 16
 """Decoding steps between two reports: those of the smallest models take about as long as a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One process of an engine."""
+
+    index: int
+
+    size: int
+    """Processes of the engine."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def has_peers(self) -> bool:
+        return self.size > 1
 
 
 class RolloutEngine(ABC):
@@ -38,14 +59,15 @@ class RolloutEngine(ABC):
     """
 
     def __init__(self, rank: int, config: RolloutConfig) -> None:
+        """`rank`: among the processes of all engines, which are numbered engine by engine."""
         self.rank = rank
         self._config = config
         self._weights = SyncedWeights(policy_weight_shapes(config.model_dir))
         self._update_session_open = False
         self._llm: Any = None
         self._requests: Requests | None = None
-        self.shard = Shard.of(rank, config.tensor_parallel_size)
-        self._store: EngineStore | None = None
+        self.shard = Shard(rank % config.tensor_parallel_size, config.tensor_parallel_size)
+        self._store: Any = None
         self._fast_logprobs = False
 
     def import_engine(self) -> None:
@@ -56,8 +78,12 @@ class RolloutEngine(ABC):
 
     def serve_store(self) -> int:
         """In the first of several processes of an engine: the port at which the others meet it."""
-        self._store = EngineStore()
-        return self._store.port
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        # torch's process group uses this store of its own process (`multi_tenant`), so no other program can take the
+        # port in between.
+        self._store = TCPStore(ENGINE_HOST, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        return int(self._store.port)
 
     def start(self, store_port: int = 0) -> None:
         """Start vLLM with random weights. Returns when all processes of the engine have started.
@@ -84,7 +110,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def _weight_transfer_backend(self) -> str:
-        """The name of vLLM's weight-transfer backend. Registers it with vLLM if necessary."""
+        """The name of vLLM's weight-transfer backend."""
 
     # --- generation ---
 
@@ -237,9 +263,7 @@ class RolloutEngine(ABC):
 
     def _undo_interrupted_update(self) -> None:
         """Prepare vLLM for a new update: buffered weights would count for it."""
-        from rljob_trainer.weight_sync.receive import drop_buffered_weights
-
-        self._llm.apply_model(drop_buffered_weights)
+        self._llm.apply_model(_drop_buffered_weights)
         if not self._update_session_open:
             self._llm.start_weight_update()
         self._llm.finish_weight_update()
@@ -252,6 +276,29 @@ class RolloutEngine(ABC):
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
+
+
+@cache
+def registered_backend(name: str, engine: str) -> str:
+    """`name`, by which vLLM now finds the class `engine` of `weight_sync.engine_side` as a weight-transfer backend."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    WeightTransferEngineFactory.register_engine(name, "rljob_trainer.weight_sync.engine_side", engine)
+    return name
+
+
+def _drop_buffered_weights(model: Any) -> None:
+    """Drop the tensors of incomplete layers after an interrupted update.
+
+    vLLM counts elements to decide when a layer is complete. Otherwise the next update would complete it with weights of
+    two versions.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        info.loaded_weights.clear()
+        info.load_numel = 0
 
 
 def completions_of(request_outputs: Iterable[Any], tokenizer: Any) -> list[Completion]:

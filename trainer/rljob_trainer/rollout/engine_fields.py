@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar  # noqa: F401  # Literal: for the annotations of vLLM
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation
 
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import refused_argument
@@ -20,18 +24,11 @@ Found = TypeVar("Found")
 
 _SOURCE = Path("engine", "arg_utils.py")
 _CLASS = "EngineArgs"
-_Types = tuple[type, ...]
 _VALUES = {
     "quantization": (Path("model_executor", "layers", "quantization", "__init__.py"), "QuantizationMethods"),
     "kv_cache_dtype": (Path("config", "cache.py"), "CacheDType"),
 }
 """Module and name of the Literal with the values of an argument."""
-_ANY: _Types = (object,)
-_CONTAINERS: dict[str, _Types] = {"list": (list,), "set": (list,), "tuple": (list,), "dict": (dict,)}
-_NAMED: dict[str, _Types] = {
-    **_CONTAINERS,
-    **{"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)},
-}
 
 
 @cache
@@ -73,7 +70,7 @@ def fields_in(source: str) -> dict[str, str]:
 def engine_args_problems(args: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
     """Message by name for arguments that are refused or unknown, or whose value has another type.
 
-    Types other than numbers, texts, booleans, lists and objects are left to vLLM.
+    `fields`: annotations by name, see `installed_engine_fields`.
     """
     found = {}
     for name, value in args.items():
@@ -107,28 +104,13 @@ def _in_installed_vllm(module: Path, read: Callable[[str], Found]) -> Found | No
 
 
 def _matches(value: Any, annotation: str) -> bool:
-    """False if `value`, from JSON, certainly does not have the type."""
-    if annotation[:1] in ("'", '"'):
-        annotation = str(ast.literal_eval(annotation))
-    return any(_is_one_of(value, part) for part in _parts(ast.parse(annotation, mode="eval").body))
-
-
-def _parts(node: ast.expr) -> list[ast.expr]:
-    """The alternatives of a union."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return [*_parts(node.left), *_parts(node.right)]
-    return [node]
-
-
-def _is_one_of(value: Any, node: ast.expr) -> bool:
-    if isinstance(node, ast.Constant) and node.value is None:
-        return value is None
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-        if node.value.id == "Literal":
-            return value in [part.value for part in ast.walk(node.slice) if isinstance(part, ast.Constant)]
-        return isinstance(value, _CONTAINERS.get(node.value.id, _ANY))
-    if not isinstance(node, ast.Name):
+    """False if `value`, from JSON, does not have the type. Types that only vLLM knows match everything."""
+    try:
+        expected = TypeAdapter[Any](annotation.strip("'\""))  # type: ignore[arg-type]
+        expected.rebuild(raise_errors=True)
+        expected.validate_json(json.dumps(value), strict=True)
+    except PydanticUndefinedAnnotation:
         return True
-    if isinstance(value, bool) and node.id in ("int", "float"):
+    except ValidationError:
         return False
-    return isinstance(value, _NAMED.get(node.id, _ANY))
+    return True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 VARIABLE = "RLJOB_FAST_LOGPROBS"
@@ -40,8 +40,8 @@ def install_fast_logprobs(llm: Any, environment: Mapping[str, str] = os.environ)
         return False
     engine = llm.llm_engine
     scheduler, processor = engine.engine_core.engine_core.scheduler, engine.output_processor
-    scheduler.update_from_output = _UpdateFromOutput(scheduler.update_from_output)
-    processor.process_outputs = _ProcessOutputs(processor.process_outputs, processor.request_states)
+    scheduler.update_from_output = _update_from_output(scheduler.update_from_output)
+    processor.process_outputs = _process_outputs(processor.process_outputs, processor.request_states)
     return True
 
 
@@ -77,33 +77,28 @@ class SampledLogprobs:
         return self._values[first : first + tokens]
 
 
-class _UpdateFromOutput:
-    """Takes the place of `Scheduler.update_from_output`: its outputs have a list of numbers as `new_logprobs`."""
+def _update_from_output(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of `Scheduler.update_from_output`: its outputs have a list of numbers as `new_logprobs`."""
 
-    def __init__(self, original: Any) -> None:
-        self._original = original
-
-    def __call__(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
         if model_runner_output.logprobs is not None:
             model_runner_output.logprobs = SampledLogprobs(model_runner_output.logprobs)
-        return self._original(scheduler_output, model_runner_output)
+        return original(scheduler_output, model_runner_output)
+
+    return update_from_output
 
 
-class _ProcessOutputs:
-    """Takes the place of `OutputProcessor.process_outputs`, for outputs of `_UpdateFromOutput`.
+def _process_outputs(original: Callable[..., Any], states: Mapping[str, Any]) -> Callable[..., Any]:
+    """In place of `OutputProcessor.process_outputs`, for outputs of `_update_from_output`.
 
     Requests that return their final output only have nothing to return for a token between their first and their last.
+    `states`: the requests of the processor by id, which it updates.
     """
 
-    def __init__(self, original: Any, states: Mapping[str, Any]) -> None:
-        """`states`: the requests of the processor by id, which it updates."""
-        self._original = original
-        self._states = states
-
-    def __call__(self, outputs: list[Any], *arguments: Any, **keywords: Any) -> Any:
+    def process_outputs(outputs: list[Any], *arguments: Any, **keywords: Any) -> Any:
         others = []
         for output in outputs:
-            state = self._states.get(output.request_id)
+            state = states.get(output.request_id)
             logprobs = output.new_logprobs
             if state is not None and type(logprobs) is list:
                 state.logprobs_processor.logprobs.logprobs += logprobs
@@ -112,4 +107,6 @@ class _ProcessOutputs:
                     state.detokenizer.token_ids += output.new_token_ids
                     continue
             others.append(output)
-        return self._original(others, *arguments, **keywords)
+        return original(others, *arguments, **keywords)
+
+    return process_outputs

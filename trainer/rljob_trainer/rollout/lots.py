@@ -2,7 +2,7 @@
 
 The groups that the engines hold are dealt into lots, one for each engine. A lot has a quota: the number of its groups
 that the step learns from. Its responses are generated in segments of equal length. It ends with the segment in which
-its quota is met: by all groups that the step before has left, and by the first new ones. The others are left: their
+its quota is met: by all groups that the previous step has left, and by the first new ones. The others are left: their
 responses continue in the next step, with its weights.
 
 The outcome depends on tokens alone, not on time: neither on the speed or the order of engines, nor on the size of their
@@ -38,10 +38,10 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """Groups of which an engine completes a given number."""
+    """The groups that one engine holds, and the number that it completes."""
 
     held: Sequence[HeldGroup]
-    """Those that the step before has left are first."""
+    """Those that the previous step has left come first."""
 
     left_before: int
     """Number of those. They are always completed, so that no group is left twice."""
@@ -76,7 +76,7 @@ class Segment:
 def deal(left_before: Sequence[HeldGroup], new: Sequence[HeldGroup], quota: int, lots: int) -> list[Lot]:
     """The groups in `lots` lots of nearly equal sizes, whose quotas add up to `quota`.
 
-    `left_before` are at most as many as `quota`, and so in every lot.
+    `left_before` are at most as many as `quota`, also in every lot. Raises `ValueError` for another quota.
     """
     held = [*left_before, *new]
     if not len(left_before) <= quota <= len(held):
@@ -115,7 +115,7 @@ def generate_lot(
 
 
 def unstarted(position: int, group_size: int) -> PartialGroup:
-    """A group of which nothing has been generated."""
+    """A group without tokens."""
     return PartialGroup(position, [Completion([], [], False, "")] * group_size)
 
 

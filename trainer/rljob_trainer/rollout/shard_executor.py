@@ -1,4 +1,10 @@
-"""vLLM's side of an engine with several processes. Imports vLLM."""
+"""vLLM's side of an engine with several processes (tensor parallelism). Imports vLLM.
+
+Each is an actor of its own with a GPU of its own, as in vLLM's `external_launcher`: it has a scheduler, gets the same
+requests, and samples the same tokens from the same logits. vLLM therefore starts no processes, which would outlive an
+actor that is killed, and every failure, memory sample and sleep is that of a process which Ray knows. An engine never
+spans machines.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rljob_client.errors import RunError
-from rljob_trainer.rollout.tensor_parallel import HOST
+from rljob_trainer.rollout.engine import ENGINE_HOST
 
 
 class ShardExecutor(ExecutorWithExternalLauncher):
@@ -27,7 +33,7 @@ class ShardExecutor(ExecutorWithExternalLauncher):
 
     def _distributed_args(self) -> tuple[str, int, int]:
         only_visible_gpu = 0
-        return f"tcp://{HOST}:{self.store_port}", self.shard, only_visible_gpu
+        return f"tcp://{ENGINE_HOST}:{self.store_port}", self.shard, only_visible_gpu
 
 
 def shard_executor(shard: int, store_port: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_client.errors import RunError
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine import RolloutEngine
+from rljob_trainer.rollout.engine import RolloutEngine, registered_backend
 from rljob_trainer.rollout.requests import Requests
 
 
@@ -20,9 +20,9 @@ class ColocatedEngine(RolloutEngine):
         self._llm.init_weight_transfer_engine({"init_info": {}})
 
     def _weight_transfer_backend(self) -> str:
-        from rljob_trainer.weight_sync.receive import shared_memory_backend
-
-        return shared_memory_backend(self._config.device)
+        if self._config.device == "cuda":
+            return "ipc"
+        return registered_backend("rljob_object_store", "ObjectStoreWeightTransferEngine")
 
     def _ready_requests(self) -> Requests:
         if self._asleep and self._weights.version is not None:
@@ -64,9 +64,7 @@ class DisaggregatedEngine(RolloutEngine):
     """An engine that never sleeps, and shares no memory with a policy."""
 
     def _weight_transfer_backend(self) -> str:
-        from rljob_trainer.weight_sync.receive import broadcast_backend
-
-        return broadcast_backend()
+        return registered_backend("rljob_broadcast", "BroadcastWeightTransferEngine")
 
     def join_policy(self, host: str, port: int, rank: int, size: int) -> None:
         """Join the group in which the policy broadcasts its weights, instead of any earlier one.

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import structlog
@@ -47,11 +47,8 @@ from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.role_settings import role_settings
-from rljob_trainer.runtime.run_inputs import checked_prompts, keep_inputs, read_model, read_task, run_inputs, scorer_of
+from rljob_trainer.runtime.run_inputs import read_inputs
 from rljob_trainer.runtime.stop_request import StopRequest
-from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.step_rewards import try_out
-from rljob_trainer.tasks.task_modules import require_staleness_allowed
 
 log = structlog.get_logger()
 
@@ -92,17 +89,16 @@ class Attempt:
         with ExitStack() as stack, self.placement:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
-                require_staleness_allowed(spec, self.task_directory)
-                model = read_model(spec, self.mounted_model)
-                task = read_task(spec, self.task_directory, model.directory)
-                rewards = RewardSource(spec.task, self.task_directory, spec.algorithm.seed)
-                inputs = run_inputs(task, rewards, model.directory)
-                keep_inputs(spec, inputs, self.directory, self.ledger.last_step, self.display.warning)
-                # Its first process loads the reward function while the prompts are checked.
-                scorer = stack.enter_context(scorer_of(task, rewards, self.directory.logs / "rewards.log"))
-                prompts = checked_prompts(spec, task, self.display, may_skip=self.ledger.last_step == 0)
-                for text in try_out(prompts.task, scorer, spec.task):
-                    self.display.warning(text)
+                inputs = read_inputs(
+                    spec,
+                    stack,
+                    task_directory=self.task_directory,
+                    mounted_model=self.mounted_model,
+                    directory=self.directory,
+                    last_step=self.ledger.last_step,
+                    display=self.display,
+                )
+                model = inputs.model
             with clock.part("ray"):
                 hosts = self.placement.survey(spec, self.display, self.stop)
                 _require_supported(self.job, hosts)
@@ -152,11 +148,11 @@ class Attempt:
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
             record = self.ledger.begin_attempt(
                 started_at,
-                _versions(),
+                {name: each.version for name in _VERSIONS for each in distributions(name=name)},
                 plan_values,
                 processes,
-                skipped_prompts=prompts.skipped,
-                inputs=inputs,
+                skipped_prompts=inputs.prompts.skipped,
+                inputs=inputs.digests,
                 plan_facts=planned.facts,
             )
             journal = RolloutJournal(self.directory.journal)
@@ -177,10 +173,11 @@ class Attempt:
                 display=self.display,
                 listener=self.listener,
             )
+            roles.may_replace = recovery.may_replace
             controller = Controller(
                 spec=spec,
-                task=prompts.task,
-                scorer=scorer,
+                task=inputs.prompts.task,
+                scorer=inputs.scorer,
                 roles=roles,
                 ledger=self.ledger,
                 journal=journal,
@@ -242,13 +239,3 @@ def _require_supported(job: RLJob, hosts: RoleHosts) -> None:
                 f"expected faultInjection.faults[].rank to be below {ranks}, the number of {role} processes, "
                 f"found {fault.rank}; lower it"
             )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _VERSIONS:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -7,10 +7,10 @@ reports (`RunListener`), and who starts attempts (`Supervision`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +42,24 @@ from rljob_trainer.runtime.stop_request import StopRequest, stop_on_signals
 log = structlog.get_logger()
 
 
-DEFAULTS_OF_IDENTITY: Mapping[str, Any] = {
-    "algorithm.maxStaleness": 0,
-    "algorithm.partialRolloutPrompts": 0,
-    "policy.optimizer.moments": "float32",
-    "task.overlongPrompts": "Fail",
-}
-"""Settings that `identity` leaves out if they have these values: the directories of earlier versions lack them."""
-
-
 def identity(job: RLJob) -> dict[str, Any]:
-    """The settings that must not change between runs in one output directory: all that determine the weights."""
-    included: Any = {"model": True, "task": True, "algorithm": True, "policy": {"optimizer": {"moments"}}}
-    spec = job.spec.model_dump(mode="json", by_alias=True, include=included)
-    del spec["algorithm"]["steps"]
-    del spec["task"]["files"], spec["model"]["cache"]  # where a pod finds files determines no weight
-    for setting in ("onRewardError", "rewardTimeoutSeconds"):  # they concern calls that have failed
-        del spec["task"][setting]
-    if lora := job.spec.policy.lora:
-        spec["policy"]["lora"] = lora.model_dump(mode="json", by_alias=True, exclude={"export"})
-    for name, default in DEFAULTS_OF_IDENTITY.items():
-        _leave_out(spec, name.split("."), default)
-    return spec
+    """The settings that must not change between runs in one output directory: all that determine the weights.
 
-
-def _leave_out(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Remove a setting that has `value`, and the sections that are then empty."""
-    first, *rest = path
-    if rest:
-        _leave_out(settings[first], rest, value)
-        if not settings[first]:
-            del settings[first]
-    elif settings[first] == value:
-        del settings[first]
+    Settings of model, task and algorithm with their default value are left out, so that a later version can add some.
+    """
+    left_out = {
+        "model": {"cache"},
+        "task": {"files", "on_reward_error", "reward_timeout_seconds"},
+        "algorithm": {"steps"},
+    }
+    dump = partial(job.spec.model_dump, mode="json", by_alias=True)
+    settings = dump(include=set(left_out), exclude=left_out, exclude_defaults=True)
+    settings |= dump(
+        include={"policy": {"optimizer": {"moments"}, "lora": True}},
+        exclude={"policy": {"lora": {"export"}}},
+        exclude_none=True,
+    )
+    return {name: section for name, section in settings.items() if section}
 
 
 def changeable_settings(job: RLJob) -> frozenset[str]:
@@ -93,7 +78,7 @@ class Outcome:
     exit_code: ExitCode
 
     message: str
-    """The outcome and the required action, for people."""
+    """The outcome, and what to do."""
 
     steps: int
     """Committed steps, over all attempts."""
@@ -139,7 +124,7 @@ class JobRun:
         with Ledger(self.directory.ledger) as ledger:
             records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
-                console = plain_console(terminal.stdout)
+                console = plain_console(terminal)
                 if self._is_finished(ledger):
                     further = f"raise algorithm.steps above {ledger.last_step} to train further"
                     outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
@@ -290,7 +275,9 @@ def require_new_failure(failure: RunError, record: Path, step: int) -> None:
         return
     role = (failure.actor or "").partition("-")[0]
     place = {"raised": failure.raised, "role": role, "step": step}
-    before = _recorded(record)
+    before: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        before = dict(json.loads(record.read_bytes()))
     if {name: before.get(name) for name in place} != place:
         write_atomically(record, json.dumps(place | {"message": str(failure)}).encode())
         return
@@ -300,11 +287,3 @@ def require_new_failure(failure: RunError, record: Path, step: int) -> None:
     )
     repeated.actor = failure.actor
     raise repeated from failure
-
-
-def _recorded(record: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(record.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -32,7 +32,7 @@ class RoleHosts:
 
     torch_version: str
 
-    bundles: tuple[Bundle, ...] | None
+    bundles: tuple[Bundle, ...]
     """As in `RoleSettings`."""
 
     shared_memory_bytes: int
@@ -66,7 +66,7 @@ class Placement(Protocol):
     def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
         """Wait for the resources that `spec`, with the policy's size in the attempt, requests, and return them.
 
-        Raises a `RunError` if they do not meet the request, `StopNow` if a stop is requested meanwhile.
+        Raises a `RunError` if they do not meet the request, `StopNow` if a stop is requested during the wait.
         """
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:

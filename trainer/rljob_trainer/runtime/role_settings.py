@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +24,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 # Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
-
-
-def policy_ranks(spec: RLJobSpec) -> int:
-    return worker_pods(spec)[0].processes
 
 
 def rollout_engines(spec: RLJobSpec) -> int:
@@ -70,8 +65,15 @@ def role_settings(
         topology=spec.topology,
         ranks=hosts.ranks,
         engine_processes=hosts.engine_processes,
-        policy=replace(
-            _policy_config(spec, plan, model_dir, output_dir, device, dtype),
+        policy=PolicyConfig(
+            model_dir=model_dir,
+            output_dir=output_dir,
+            device=device,
+            dtype=dtype,
+            algorithm=spec.algorithm,
+            moments=spec.policy.optimizer.moments,
+            lora=_lora_config(spec, model_dir),
+            memory=plan,
             snapshots=snapshots,
             checkpoint_copy=checkpoint_copy,
             compile_ahead=compile_ahead,
@@ -94,21 +96,6 @@ def nccl_environment(device: Device, ranks: int) -> dict[str, str]:
     if device == "cpu" or ranks == 1:
         return {}
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
-
-
-def _policy_config(
-    spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, output_dir: Path, device: Device, dtype: Dtype
-) -> PolicyConfig:
-    return PolicyConfig(
-        model_dir=model_dir,
-        output_dir=output_dir,
-        device=device,
-        dtype=dtype,
-        algorithm=spec.algorithm,
-        moments=spec.policy.optimizer.moments,
-        lora=_lora_config(spec, model_dir),
-        memory=plan,
-    )
 
 
 def _lora_config(spec: RLJobSpec, model_dir: Path) -> LoraConfig | None:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -29,7 +28,7 @@ from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.attempt_plan import Supervision
-from rljob_trainer.runtime.job_run import DEFAULTS_OF_IDENTITY, JobRun, changeable_settings, identity
+from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -51,46 +50,31 @@ class InvalidCommandLine(RunError):
     exit_code = ExitCode.INVALID_MANIFEST
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of the command line, besides the manifest."""
+def run_manifest(
+    manifest: Path,
+    output: Path | None = None,
+    *,
+    device: DeviceChoice = "auto",
+    faults: Sequence[str] = (),
+    plan: Path | None = None,
+    plot: bool = False,
+) -> ExitCode:
+    """Run the job on this machine, print how it went, and return the exit code.
 
-    output: Path | None = None
-    """None: runs/NAME-OF-THE-JOB."""
-
-    device: DeviceChoice = "auto"
-
-    faults: Sequence[str] = ()
-    """Faults to inject, as `CLASS@PHASE:STEP`."""
-
-    plan: Path | None = None
-    """JSON file with the initial memory plan; None: computed from job and machine."""
-
-    plot: bool = False
-    """Draw the plots when the run ends."""
-
-
-def run_manifest(manifest: Path, options: RunOptions) -> ExitCode:
-    """Run the job on this machine, print how it went, and return the exit code."""
+    `output`: None: runs/NAME-OF-THE-JOB. `faults`: to inject, as `CLASS@PHASE:STEP`. `plan`: JSON file with the initial
+    memory plan; None: computed from job and machine. `plot`: draw the plots when the run ends.
+    """
     try:
-        if options.plot:
+        if plot:
             _require_plots()
         document = only_job(manifest)
-        job = _with_faults(_own_job(document, manifest), options.faults)
-        supervision = Supervision(plan=None if options.plan is None else _read_plan(options.plan))
-        directory = OutputDirectory(options.output or Path("runs") / job.metadata.name)
-        _print_unread_fields(document, job.spec, options.device)
-        with directory.open(
-            read_text(manifest), identity(job), changeable=changeable_settings(job), defaults=DEFAULTS_OF_IDENTITY
-        ):
-            outcome = JobRun(
-                job,
-                manifest.parent,
-                directory,
-                LocalPlacement(options.device),
-                supervision=supervision,
-            ).run()
-            not_drawn = _plot(directory) if options.plot else ExitCode.COMPLETE
+        job = _with_faults(_own_job(document, manifest), faults)
+        supervision = Supervision(plan=None if plan is None else _read_plan(plan))
+        directory = OutputDirectory(output or Path("runs") / job.metadata.name)
+        _print_unread_fields(document, job.spec, device)
+        with directory.open(read_text(manifest), identity(job), changeable=changeable_settings(job)):
+            outcome = JobRun(job, manifest.parent, directory, LocalPlacement(device), supervision=supervision).run()
+            not_drawn = _plot(directory) if plot else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
@@ -196,7 +180,7 @@ class LocalPlacement:
                 f"expected {sum(requested)} GPUs ({_REQUEST[spec.topology]}), found "
                 f"{len(machine.gpu_memory_bytes)}; lower them{or_shrink}, or use --device cpu"
             )
-        bundles = ({"GPU": 1, "CPU": 2},) * sum(requested) if device == "cuda" else None
+        bundle = {"CPU": 2, "GPU": 1} if device == "cuda" else {"CPU": 2}
         self._hosts = RoleHosts(
             machine=machine,
             engine_machine=machine,
@@ -204,7 +188,7 @@ class LocalPlacement:
             ranks=requested[0],
             engine_processes=requested[-1],
             torch_version=torch_version(),
-            bundles=bundles,
+            bundles=(bundle,) * sum(requested),
             shared_memory_bytes=host_memory().shared_memory_bytes,
             may_compile=torch_may_compile(),
         )
@@ -216,7 +200,7 @@ class LocalPlacement:
         self._has_started_ray = True
         start_local_ray(
             cpus=_CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
-            gpus=len(self._hosts.bundles or ()),
+            gpus=len(self._hosts.bundles) if self._hosts.device == "cuda" else 0,
             object_store_bytes=object_store_bytes,
         )
 
@@ -236,7 +220,7 @@ def _require_plots() -> None:
 
 
 def _plot(directory: OutputDirectory) -> ExitCode:
-    """Draw the plots and print their paths. A failed run may have nothing to draw: its own exit code counts more."""
+    """Draw the plots, print their paths, and return the exit code. A failed run may have nothing to draw."""
     from rljob_client.plot import plot_run  # importing matplotlib takes seconds
 
     try:

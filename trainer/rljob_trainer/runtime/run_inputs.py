@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,7 +33,9 @@ from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Scorer, ScoringHere
+from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.tasks.task import Item, ItemSource, Task
+from rljob_trainer.tasks.task_modules import require_staleness_allowed
 
 log = structlog.get_logger()
 
@@ -64,36 +66,62 @@ class ModelInput:
     """Number of parameters of the low-rank adapters; 0 without."""
 
 
-def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:
-    """Resolve the model. Raises `BadInput` if the job cannot train it, or cannot add its adapters.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The checked inputs of an attempt."""
 
-    `mounted`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI.
+    model: ModelInput
+    prompts: CheckedPrompts
+    scorer: Scorer
+    digests: RunInputs
+
+
+def read_inputs(
+    spec: RLJobSpec,
+    stack: ExitStack,
+    *,
+    task_directory: Path,
+    mounted_model: Path | None,
+    directory: OutputDirectory,
+    last_step: int,
+    display: RunDisplay,
+) -> Inputs:
+    """Read and check model, task and reward. Raises `BadInput`, also if they have changed after a step.
+
+    `stack`: ends the processes of the scorer. `task_directory`: of the task's files and Python modules.
+    `mounted_model`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI. `last_step`: the last
+    committed one; 0: none.
     """
+    require_staleness_allowed(spec, task_directory)
+    model = read_model(spec, mounted_model)
+    tokenizer, rows = load_tokenizer(model.directory), vocabulary_rows(model.directory)
+    max_prompt_tokens, seed = spec.algorithm.max_prompt_tokens, spec.algorithm.seed
+    task = build_task(spec.task, tokenizer, max_prompt_tokens, task_directory, seed, rows)
+    source = RewardSource(spec.task, task_directory, seed)
+    digests = run_inputs(task, source, model.directory)
+    keep_inputs(spec, digests, directory, last_step, display.warning)
+    scorer: Scorer
+    if not source.may_hang:
+        scorer = ScoringHere(task.reward)
+    else:
+        # Its first process loads the reward function while the prompts are checked.
+        timeout, log_file = spec.task.reward_timeout_seconds, directory.logs / "rewards.log"
+        workers = visible_cores() - 1
+        scorer = stack.enter_context(RewardPool(source, workers=workers, timeout_seconds=timeout, log=log_file))
+    prompts = checked_prompts(spec, task, display, may_skip=last_step == 0)
+    for text in try_out(prompts.task, scorer, spec.task):
+        display.warning(text)
+    return Inputs(model, prompts, scorer, digests)
+
+
+def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:
+    """Resolve the model. Raises `BadInput` if the job cannot train it, or cannot add its adapters."""
     directory = resolve_model(spec.model.uri, mounted=mounted, accept=partial(require_usable, spec))
     require_trainable(directory)
     require_usable(spec, directory)
     lora = spec.policy.lora
     adapters = 0 if lora is None else adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank)
     return ModelInput(directory, model_dimensions(directory), adapters)
-
-
-def read_task(spec: RLJobSpec, task_directory: Path, model_dir: Path) -> Task:
-    """The task, for the tokenizer of the model. Raises `BadInput` as `build_task` does."""
-    return build_task(
-        spec.task,
-        load_tokenizer(model_dir),
-        spec.algorithm.max_prompt_tokens,
-        task_directory,
-        spec.algorithm.seed,
-        vocabulary_rows(model_dir),
-    )
-
-
-def scorer_of(task: Task, source: RewardSource, log: Path) -> AbstractContextManager[Scorer]:
-    """The scorer of completions: processes of their own if the reward function may hang. `log`: of their output."""
-    if not source.may_hang:
-        return nullcontext(ScoringHere(task.reward))
-    return RewardPool(source, workers=visible_cores() - 1, timeout_seconds=source.spec.reward_timeout_seconds, log=log)
 
 
 def checked_prompts(spec: RLJobSpec, task: Task, display: RunDisplay, *, may_skip: bool) -> CheckedPrompts:
@@ -168,7 +196,7 @@ def model_digests(model_dir: Path) -> dict[str, str]:
 
 
 def changed_inputs(recorded: RunInputs, given: RunInputs) -> list[str]:
-    """The inputs that differ, for people: `data (2 items, now 3)`. Those that were not recorded do not count."""
+    """Descriptions of the inputs that differ: `data (2 items, now 3)`. Those that were not recorded do not count."""
     changes = []
     for name, before in recorded.items():
         now = given.get(name, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from rljob_api.plan_change import Phase
 from rljob_client.run_directory.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithm.advantage import uniform_groups
-from rljob_trainer.phase_clock import PhaseClock
+from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
 
@@ -21,12 +20,12 @@ def step_record(
     batch: RolloutBatch,
     updates: Mapping[str, UpdateResult],
     memory: Mapping[str, Mapping[Phase, MemorySample]],
-    clock: PhaseClock,
+    clock: PartClock,
     *,
     engines_sleep: bool = False,
 ) -> StepRecord:
-    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`. `engines_sleep`: beside the
-    policy, during its update."""
+    """The record. `updates`: by actor name. `memory`: the result of `memory_by_phase`. `engines_sleep`: on the
+    policy's GPU, during its update."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
     uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
@@ -52,10 +51,13 @@ def step_record(
             **(asleep if engines_sleep else {}),
         },
         memory_bytes={
-            actor: {phase: _peak(sample, on_device) for phase, sample in phases.items()}
+            actor: {
+                phase: sample.peak_reserved_bytes if on_device else sample.peak_rss_bytes
+                for phase, sample in phases.items()
+            }
             for actor, phases in memory.items()
         },
-        memory_counts=_counts(on_device),
+        memory_counts="device" if on_device else "host",
         weights_version=batch.step,
     )
 
@@ -69,11 +71,3 @@ def memory_by_phase(
     """
     policy: dict[str, dict[Phase, MemorySample]] = {name: {"update": update.memory} for name, update in updates.items()}
     return policy | {name: {"rollout": sample} for name, sample in engine_memory.items()}
-
-
-def _peak(sample: MemorySample, on_device: bool) -> int:
-    return sample.peak_reserved_bytes if on_device else sample.peak_rss_bytes
-
-
-def _counts(on_device: bool) -> Literal["device", "host"]:
-    return "device" if on_device else "host"

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
-from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.calls import Served
+from rljob_trainer.roles.generation import WorkQueue
 from rljob_trainer.roles.roles import Roles
-from rljob_trainer.rollout.lots import HeldGroup, LotResult, deal, in_order, unstarted
+from rljob_trainer.rollout.lots import HeldGroup, LotResult, Lots, WholeGroups, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
 from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
@@ -61,28 +61,30 @@ class StepRollouts:
     scorer: Scorer
     roles: Roles
     lengths: ResponseLengths
-    may_replace: Callable[[WorkerLost], bool]
-    """As in `Roles.generate`."""
 
     def begin(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
         """`left_before`: groups that the step before has left."""
         ended = self.roles.engines_ended
         partial = self.algorithm.partial_rollout_prompts > 0
-        generation, finish = self._of_quota(step, left_before) if partial else self._of_all(step)
+        generation, finish = self._begin_lots(step, left_before) if partial else self._begin_groups(step)
         return BegunRollouts(step, ended, generation, finish)
 
-    def _of_all(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+    def _begin_groups(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
         prompts = self.task.prompts(step, self.algorithm.prompts_per_step)
         seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
         group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
-        expected = self.lengths.expected(prompts)
+        queue = WorkQueue(self.lengths.expected(prompts), self.roles.settings.rollout.max_num_seqs, group_size)
+
+        def work(places: Sequence[int]) -> WholeGroups:
+            token_ids = [prompts[place].token_ids for place in places]
+            return WholeGroups(places, token_ids, group_size, [seeds[place] for place in places])
 
         def score(place: int, group: Sequence[Completion]) -> None:
             scoring.add(place * group_size, group)
 
-        generation = self.roles.generate(step, prompts, group_size, seeds, expected, score, self.may_replace)
+        generation = self.roles.generate(step, queue, work, score)
 
         def finish() -> GeneratedRollouts:
             groups, memory = generation.finish()
@@ -91,7 +93,7 @@ class StepRollouts:
 
         return generation, finish
 
-    def _of_quota(
+    def _begin_lots(
         self, step: int, left_before: Sequence[PartialGroup]
     ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """The groups of one engine are scored while others still generate, or the policy learns."""
@@ -109,28 +111,31 @@ class StepRollouts:
             seed = sampling_seed(self.algorithm.seed, of_step + 1, place)
             return HeldGroup(group, prompts[group.position].token_ids, seed)
 
-        every = [*left_before, *new]
+        groups = [*left_before, *new]
         lots = deal(
             [held(group) for group in left_before], [held(group) for group in new], quota, self.roles.engine_count
         )
-        place_of = {group.position: place for place, group in enumerate(every)}
-        scoring = self.scorer.begin([prompts[group.position] for group in every], group_size)
+        place_of = {group.position: place for place, group in enumerate(groups)}
+        scoring = self.scorer.begin([prompts[group.position] for group in groups], group_size)
 
         def score(_lot: int, result: LotResult) -> None:
             for group in result.completed:
                 scoring.add(place_of[group.position] * group_size, group.responses)
 
-        generation = self.roles.generate_lots(step, lots, score, self.may_replace)
+        queue = WorkQueue([1.0] * len(lots), concurrent_sequences=1)  # one lot for each engine
+        generation = self.roles.generate(
+            step, queue, lambda places: Lots(places, [lots[place] for place in places]), score
+        )
 
         def finish() -> GeneratedRollouts:
             results, memory = generation.finish()
             completed = in_order(group for result in results for group in result.completed)
-            asked = [prompts[group.position] for group in completed]
+            prompts_of_step = [prompts[group.position] for group in completed]
             completions = [response for group in completed for response in group.responses]
             places = [place_of[group.position] for group in completed]
             indices = [place * group_size + member for place in places for member in range(group_size)]
             left = in_order(group for result in results for group in result.left)
-            return GeneratedRollouts(asked, completions, ChosenRewards(scoring, indices), memory, left)
+            return GeneratedRollouts(prompts_of_step, completions, ChosenRewards(scoring, indices), memory, left)
 
         return generation, finish
 
@@ -164,7 +169,7 @@ def sampling_seed(seed: int, step: int, position: int) -> int:
 class ResponseLengths:
     """Response lengths by item of the task, in tokens."""
 
-    _of_item: dict[int, float] = field(default_factory=dict, init=False)
+    _mean_by_item: dict[int, float] = field(default_factory=dict, init=False)
     """Mean of the last group of each item."""
     _tokens: int = field(default=0, init=False)
     _responses: int = field(default=0, init=False)
@@ -173,7 +178,7 @@ class ResponseLengths:
         """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
         for place, item in enumerate(items):
             group = lengths[place * group_size : (place + 1) * group_size]
-            self._of_item[item] = sum(group) / len(group)
+            self._mean_by_item[item] = sum(group) / len(group)
         self._tokens += sum(lengths)
         self._responses += len(lengths)
 
@@ -183,4 +188,4 @@ class ResponseLengths:
         If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
         """
         mean = self._tokens / self._responses if self._responses else 1.0
-        return [self._of_item.get(prompt.index, mean) for prompt in prompts]
+        return [self._mean_by_item.get(prompt.index, mean) for prompt in prompts]

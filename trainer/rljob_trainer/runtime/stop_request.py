@@ -33,7 +33,7 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within the block, until `after_step` is called, stop at once: there is no step to finish."""
+        """Within the block, until `after_step` is called, a signal raises `StopNow`: there is no step to finish."""
         if self:
             raise StopNow
         self._at_once = True
@@ -47,6 +47,7 @@ class StopRequest:
         self._at_once = False
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal. Raises `StopNow` for the second one, and within `at_once`."""
         received = signal.Signals(number)
         if self.exit_code is not None:
             raise StopNow

@@ -24,23 +24,37 @@ class NoAnswer(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-class ApiServer:
-    def __init__(self, host: str, port: str, service_account: Path) -> None:
+FIELD_MANAGER = "rljob-trainer"
+
+
+class StepReportClient:
+    """Reads and writes the status of one StepReport, with the service account of the pod."""
+
+    def __init__(self, host: str, port: str, service_account: Path, namespace: str, name: str) -> None:
         """`service_account`: the directory that Kubernetes mounts, with `token` and `ca.crt`."""
+        self._name = name
         self._token = service_account / "token"
         host = f"[{host}]" if ":" in host else host
-        self._url = f"https://{host}:{port}"
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/stepreports/{name}/status"
+        self._url = f"https://{host}:{port}{path}"
         self._pool = urllib3.PoolManager(ca_certs=str(service_account / "ca.crt"), timeout=_TIMEOUT, retries=False)
 
-    def merge(self, path: str, patch: bytes) -> bytes:
-        """JSON merge patch. Returns the object. Raises `NoAnswer`."""
-        return self._patch(path, patch, "application/merge-patch+json")
+    def apply(self, report: StepReportStatus) -> None:
+        """Apply `report` with all fields of this field manager, also those that others wrote. Raises `NoAnswer`."""
+        query = f"?fieldManager={FIELD_MANAGER}&force=true"
+        self._patch("application/apply-patch+yaml", encoded(self._name, report), query)
 
-    def apply(self, path: str, body: bytes, field_manager: str) -> None:
-        """Server-side apply of `body`, which takes over fields that others wrote. Raises `NoAnswer`."""
-        self._patch(f"{path}?fieldManager={field_manager}&force=true", body, "application/apply-patch+yaml")
+    def read(self) -> StepReportStatus | None:
+        """The stored report; None if there is none or it is not valid. Raises `NoAnswer` if it cannot be read.
 
-    def _patch(self, path: str, body: bytes, content_type: str) -> bytes:
+        The answer to an empty patch, which changes and stores nothing: the right to `get` would be one more.
+        """
+        found = self._patch("application/merge-patch+json", b"{}")
+        with suppress(ValidationError):
+            return StepReport.model_validate_json(found).status
+        return None
+
+    def _patch(self, content_type: str, body: bytes, query: str = "") -> bytes:
         try:
             # Read each time: the token is replaced before it expires.
             headers = {
@@ -48,7 +62,7 @@ class ApiServer:
                 "Accept": "application/json",
                 "Content-Type": content_type,
             }
-            response = self._pool.request("PATCH", self._url + path, body=body, headers=headers)
+            response = self._pool.request("PATCH", self._url + query, body=body, headers=headers)
         except (OSError, urllib3.exceptions.HTTPError) as error:
             raise NoAnswer(f"the API server cannot be reached: {error}") from error
         if response.status >= 300:
@@ -57,6 +71,14 @@ class ApiServer:
                 _seconds(response.headers.get("Retry-After")),
             )
         return response.data
+
+
+def encoded(name: str, report: StepReportStatus) -> bytes:
+    """The body of an apply: JSON, which is YAML. Defaults are left out, except those that name the type."""
+    document = StepReport(metadata=Metadata(name=name), status=report)
+    fields = document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    named = {"apiVersion": document.api_version, "kind": document.kind, **fields}
+    return json.dumps(named, separators=(",", ":")).encode()
 
 
 def _reason(body: bytes) -> str:
@@ -68,35 +90,3 @@ def _reason(body: bytes) -> str:
 
 def _seconds(header: str | None) -> float:
     return float(header) if header and header.isdigit() else 0.0
-
-
-FIELD_MANAGER = "rljob-trainer"
-
-
-class StepReportClient:
-    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
-        self._server = server
-        self._name = name
-        self._path = f"/apis/{API_VERSION}/namespaces/{namespace}/stepreports/{name}/status"
-
-    def apply(self, report: StepReportStatus) -> None:
-        """Apply `report` with all fields of this field manager. Raises `NoAnswer`."""
-        self._server.apply(self._path, encoded(self._name, report), FIELD_MANAGER)
-
-    def read(self) -> StepReportStatus | None:
-        """The stored report; None if there is none or it is not valid. Raises `NoAnswer` if it cannot be read.
-
-        The answer to an empty patch, which changes and stores nothing: the right to `get` would be one more.
-        """
-        found = self._server.merge(self._path, b"{}")
-        with suppress(ValidationError):
-            return StepReport.model_validate_json(found).status
-        return None
-
-
-def encoded(name: str, report: StepReportStatus) -> bytes:
-    """The body of an apply: JSON, which is YAML. Defaults are left out, except those that name the type."""
-    document = StepReport(metadata=Metadata(name=name), status=report)
-    fields = document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    named = {"apiVersion": document.api_version, "kind": document.kind, **fields}
-    return json.dumps(named, separators=(",", ":")).encode()

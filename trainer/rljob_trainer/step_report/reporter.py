@@ -38,24 +38,14 @@ class ReportStore(Protocol):
     def apply(self, report: StepReportStatus) -> None: ...
 
 
-class NoReportStore:
-    """A store for runs outside a cluster, where nothing reads the report."""
-
-    def read(self) -> StepReportStatus | None:
-        return None
-
-    def apply(self, report: StepReportStatus) -> None:
-        pass
-
-
 class StepReporter(RunListener):
     """Sends the latest state. Changes that arrive before the next report is due are sent together.
 
     Call `close` to send the last state.
     """
 
-    def __init__(self, store: ReportStore, attempt: int) -> None:
-        self._store = store
+    def __init__(self, store: ReportStore | None, attempt: int) -> None:
+        """`store`: None outside a cluster, where nothing reads the report."""
         self._report = StepReportStatus(attempt=attempt)
         self._changes: dict[int, PlanChange] = {}
         self._changed = threading.Condition()
@@ -65,14 +55,15 @@ class StepReporter(RunListener):
         self._evidence_carried_over = False
         self._warn: Callable[[str], None] = lambda _text: None
         self._next_warning = 0.0
-        self._thread = threading.Thread(target=self._send_changes, name="step-report", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._send_changes, args=(store,), name="step-report", daemon=True)
+        if store is not None:
+            self._thread.start()
 
     # --- calls of the loop ---
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
         self._warn = warn
-        last = _of_step(committed[-1]) if committed else {}
+        last = _step_fields(committed[-1]) if committed else {}
         self._set(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
     def memory_facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
@@ -83,12 +74,13 @@ class StepReporter(RunListener):
         self._set(phase=phase)
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
-        self._set(step=record.step, memory=memory_of_ranks(memory), **_of_step(record))
+        self._set(step=record.step, memory=memory_of_ranks(memory), **_step_fields(record))
 
     def failed(self, evidence: Evidence) -> None:
         self._set(urgent=True, last_evidence=evidence)
 
     def exit_pending(self, pending: PendingExit) -> None:
+        """The attempt waits for its restart in place, and exits with `pending` if none comes."""
         self._set(urgent=True, pending_exit=pending)
 
     def plan_changed(self, change: PlanChange, plan: MemoryPlan) -> None:
@@ -111,7 +103,8 @@ class StepReporter(RunListener):
             self._close_by = time.monotonic() + timeout_seconds
             self._schedule = SendSchedule(_LONGEST_BACKOFF_OF_CLOSE_SECONDS)  # without the current backoff
             self._changed.notify()
-        self._thread.join(timeout_seconds)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
 
     def _latest_changes(self) -> list[PlanChange]:
         return [self._changes[generation] for generation in sorted(self._changes)][-MAX_PLAN_CHANGES_KEPT:]
@@ -125,11 +118,12 @@ class StepReporter(RunListener):
 
     # --- the thread ---
 
-    def _send_changes(self) -> None:
+    def _send_changes(self, store: ReportStore) -> None:
         while self._wait_until_due():
             try:
-                self._carry_over_evidence()
-                self._store.apply(self._take())
+                if not self._evidence_carried_over:
+                    self._carry_over_evidence(store.read())
+                store.apply(self._take())
             except NoAnswer as failure:
                 self._not_sent(str(failure), failure.retry_after_seconds)
             except Exception as error:
@@ -150,14 +144,11 @@ class StepReporter(RunListener):
                     return True
                 self._changed.wait(wait)
 
-    def _carry_over_evidence(self) -> None:
+    def _carry_over_evidence(self, stored: StepReportStatus | None) -> None:
         """An apply removes the fields that it leaves out, so evidence of an earlier attempt has to be sent again."""
-        if self._evidence_carried_over:
-            return
-        found = self._store.read()
         with self._changed:
-            if found is not None and self._report.last_evidence is None:
-                self._report = self._report.model_copy(update={"last_evidence": found.last_evidence})
+            if stored is not None and self._report.last_evidence is None:
+                self._report = self._report.model_copy(update={"last_evidence": stored.last_evidence})
         self._evidence_carried_over = True
 
     def _take(self) -> StepReportStatus:
@@ -175,11 +166,12 @@ class StepReporter(RunListener):
             self._warn(f"the StepReport could not be written, training continues: {why}")
 
 
-def _of_step(record: StepRecord) -> dict[str, Any]:
+def _step_fields(record: StepRecord) -> dict[str, Any]:
+    """Fields of the report about the last step. A reward that is not finite is left out: JSON cannot express it."""
     return {
-        "reward": reward_of(record),
+        "reward": record.reward.mean if math.isfinite(record.reward.mean) else None,
         "tokens_per_second": record.tokens_per_second,
-        "seconds": seconds_of(record),
+        "seconds": PhaseSeconds.model_validate(record.seconds),
     }
 
 
@@ -214,16 +206,6 @@ class SendSchedule:
 
 
 _REPORTED_NUMBERS = tuple(RankMemory.model_fields.keys() - {"role", "rank", "phase"})
-_ROLES: dict[str, Role] = {"policy": "policy", "rollout": "rollout"}
-
-
-def reward_of(record: StepRecord) -> float | None:
-    """The mean reward; None if it is not finite, which JSON cannot express."""
-    return record.reward.mean if math.isfinite(record.reward.mean) else None
-
-
-def seconds_of(record: StepRecord) -> PhaseSeconds:
-    return PhaseSeconds.model_validate(record.seconds)
 
 
 def rank_memory(role: Role, rank: int, phase: Phase, sample: MemorySample) -> RankMemory:
@@ -248,4 +230,4 @@ def role_and_rank(actor: str | None) -> tuple[Role, int]:
     if actor is None:
         return "controller", 0
     name, _, rank = actor.rpartition("-")
-    return _ROLES[name], int(rank)
+    return "policy" if name == "policy" else "rollout", int(rank)

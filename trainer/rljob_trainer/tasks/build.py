@@ -24,7 +24,7 @@ def build_task(
 ) -> Task:
     """The task that `spec` describes. Files and Python modules are relative to `manifest_directory`.
 
-    `vocabulary`: as of `PromptFormat`.
+    `vocabulary`: see `PromptFormat`.
 
     Raises `BadInput` if the task is empty, or if its files, functions or arguments cannot be used.
     """

@@ -15,7 +15,7 @@ from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import shown
 
 _MOST_DIGITS = 4300
-"""Python converts no longer text to an integer (sys.set_int_max_str_digits)."""
+"""Longest text that Python converts to an integer (sys.set_int_max_str_digits)."""
 
 _MOST_LEVELS = 100
 _ANSWER = JsonlArgs.model_fields["answer_field"].default

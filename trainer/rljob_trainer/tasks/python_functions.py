@@ -73,7 +73,10 @@ def require_reward_signature(function: Callable[..., Any], reference: str) -> No
 
 
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:
-    """The function of `reference` ("module:function"), whose module is in `directory` or an installed package."""
+    """The function of `reference` ("module:function"), whose module is in `directory` or an installed package.
+
+    Raises `BadInput` if there is none.
+    """
     function_name = reference.partition(":")[2]
     module = load_module(reference, directory)
     with user_code(f"the module {module.__name__}"):

@@ -6,11 +6,9 @@ It imports neither torch nor vLLM and sees no GPU. The controller kills it if a 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import signal
 import sys
-import time
 from multiprocessing.connection import Connection
 
 from rljob_client.errors import BadInput
@@ -20,31 +18,10 @@ from rljob_trainer.tasks.user_code import raised
 _PR_SET_PDEATHSIG = 1
 
 
-class Progress:
-    """The call that a worker is in, in memory that it shares with the controller."""
+def serve(connection: Connection) -> None:
+    """Receive the source of the reward function, then calls, until the connection closes.
 
-    SIZE_BYTES = 16
-
-    def __init__(self, descriptor: int) -> None:
-        # Items of memoryviews are written whole. `struct.pack_into` zeroes a number first, which the controller would
-        # take for a call that began when the machine did.
-        memory = memoryview(mmap.mmap(descriptor, self.SIZE_BYTES))
-        self._position, self._begun = memory[:8].cast("q"), memory[8:].cast("d")
-
-    def begin(self, position: int) -> None:
-        """The call at `position` of its batch begins."""
-        self._begun[0] = time.monotonic()
-        self._position[0] = position
-
-    def read(self) -> tuple[int, float]:
-        """Position of the call, and the time of its start by the machine's monotonic clock."""
-        return self._position[0], self._begun[0]
-
-
-def serve(connection: Connection, progress: Progress) -> None:
-    """Receive the source of the reward function, then batches of calls, until the connection closes.
-
-    Sends None, or the message of a failure, once the function is loaded; then the results of each batch.
+    Sends None, or the message of a failure, once the function is loaded; then the result of each call.
     """
     try:
         source = connection.recv()
@@ -56,18 +33,14 @@ def serve(connection: Connection, progress: Progress) -> None:
         return
     connection.send(None)
     while True:
-        results = []
         try:
-            calls = connection.recv()
+            record, completion = connection.recv()
         except EOFError:
             return
         except BaseException as error:  # classes of the user
             connection.send(RewardFailure(f"could not get the record, which {raised(error)}"))
             continue
-        for position, (record, completion) in enumerate(calls):
-            progress.begin(position)
-            results.append(compute_reward(reward, record, completion))
-        connection.send(results)
+        connection.send(compute_reward(reward, record, completion))
 
 
 def _end_with(parent: int) -> None:
@@ -78,7 +51,7 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    connection_descriptor, progress_descriptor, parent = map(int, sys.argv[1:])
+    descriptor, parent = map(int, sys.argv[1:])
     _end_with(parent)
     # A package has run this file as its main module: the messages hold classes of other modules only.
-    serve(Connection(connection_descriptor), Progress(progress_descriptor))
+    serve(Connection(descriptor))

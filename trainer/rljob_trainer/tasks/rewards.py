@@ -51,7 +51,7 @@ def extract_answer(response: str, spec: AnswerSpec | None) -> str:
 
 
 def response_with(answer: str, spec: AnswerSpec | None) -> str | None:
-    """A response from which `extract_answer` extracts `answer`; None if the pattern tells of none."""
+    """A response from which `extract_answer` extracts `answer`; None if none was found."""
     candidates = [answer]
     if spec is not None:
         filled = re.sub(r"(?<!\\)\((?!\?).*(?<!\\)\)", lambda _: "\0", spec.pattern, count=1, flags=re.DOTALL)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,45 +43,77 @@ class RewardFailure:
     """The value to return instead, if the function returned something that is no number: all its calls may fail."""
 
 
-class PendingRewards(Protocol):
-    """The rewards of one step, while they are computed."""
+Result = float | RewardFailure
 
-    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
+
+class Scoring:
+    """The rewards of the completions of one step, while they are computed."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], group_size: int, submit: Callable[[dict[str, Any], Completion], Future[Result]]
+    ) -> None:
+        """`submit`: begins to compute the reward of a completion, with the record of its prompt."""
+        self._prompts, self._group_size, self._submit = prompts, group_size, submit
+        self._calls: dict[int, Future[Result]] = {}
+
+    def add(self, first: int, completions: Sequence[Completion]) -> None:
+        """Begin to score completions of the step; the first of them has the index `first`."""
+        for index, completion in enumerate(completions, first):
+            self._calls[index] = self._submit(self._prompts[index // self._group_size].item, completion)
+
+    def results(self, *, stop_at_failure: bool) -> list[Result | None]:
         """Wait for the results of all completions that were added, in the order of the indices; the others are None.
 
         `stop_at_failure`: return at the first failure; results that are missing then are None, too.
         """
-
-
-class Scoring(PendingRewards, Protocol):
-    """Computes the rewards of one step."""
-
-    def add(self, first: int, completions: Sequence[Completion]) -> None:
-        """Begin to score completions of the step; the first of them has the index `first`."""
+        for call in as_completed(self._calls.values()):
+            if isinstance(call.result(), RewardFailure) and stop_at_failure:
+                break
+        calls = map(self._calls.get, range(len(self._prompts) * self._group_size))
+        return [call.result() if call is not None and call.done() else None for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenRewards:
     """The rewards of those completions of a step that were added, in another order."""
 
-    of_all: PendingRewards
+    of_all: Scoring
 
     indices: Sequence[int]
     """Of the completions, in their order here."""
 
-    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
+    def results(self, *, stop_at_failure: bool) -> list[Result | None]:
+        """As of `Scoring`."""
         found = self.of_all.results(stop_at_failure=stop_at_failure)
         return [found[index] for index in self.indices]
+
+
+PendingRewards = Scoring | ChosenRewards
 
 
 class Scorer(Protocol):
     """Scores the completions of steps."""
 
     def begin(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
-        """Begin a step, or begin it again: results of an earlier `Scoring` are dropped."""
+        """Begin a step, or begin it again: calls for an earlier `Scoring` that have not begun are dropped."""
 
 
-def compute_reward(reward: Reward, record: dict[str, Any], completion: Completion) -> float | RewardFailure:
+@dataclass(frozen=True, slots=True)
+class ScoringHere:
+    """Scores in this process, without a time limit. For rewards of the built-in tasks that cannot hang."""
+
+    reward: Reward
+
+    def begin(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
+        return Scoring(prompts, group_size, self._computed)
+
+    def _computed(self, record: dict[str, Any], completion: Completion) -> Future[Result]:
+        computed: Future[Result] = Future()
+        computed.set_result(compute_reward(self.reward, record, completion))
+        return computed
+
+
+def compute_reward(reward: Reward, record: dict[str, Any], completion: Completion) -> Result:
     """Call the function. Raises only the interrupt by which a signal stops this process."""
     try:
         return _reward_of(reward(record, completion))
@@ -90,7 +123,7 @@ def compute_reward(reward: Reward, record: dict[str, Any], completion: Completio
         return RewardFailure(raised(error), last_frames(error))
 
 
-def _reward_of(value: Any) -> float | RewardFailure:
+def _reward_of(value: Any) -> Result:
     if not isinstance(value, numbers.Real | np.bool_):
         return RewardFailure(f"returned {shown(value)}, expected a finite number", advice=_advice(value))
     try:
@@ -115,27 +148,3 @@ def _advice(value: Any) -> str:
     if callable(value):
         return "call it, and return its result"
     return "convert it with float()"
-
-
-class ScoringHere:
-    """Scores in this process, without a time limit. For rewards of the built-in tasks that cannot hang."""
-
-    def __init__(self, reward: Reward) -> None:
-        self._reward = reward
-
-    def begin(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
-        return _StepHere(self._reward, prompts, group_size)
-
-
-class _StepHere:
-    def __init__(self, reward: Reward, prompts: Sequence[Prompt], group_size: int) -> None:
-        self._reward, self._prompts, self._group_size = reward, prompts, group_size
-        self._results: list[float | RewardFailure | None] = [None] * (len(prompts) * group_size)
-
-    def add(self, first: int, completions: Sequence[Completion]) -> None:
-        for index, completion in enumerate(completions, first):
-            record = self._prompts[index // self._group_size].item
-            self._results[index] = compute_reward(self._reward, record, completion)
-
-    def results(self, *, stop_at_failure: bool) -> list[float | RewardFailure | None]:
-        return list(self._results)

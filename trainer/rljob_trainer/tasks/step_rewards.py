@@ -31,7 +31,7 @@ class StepRewards:
     """Number of calls of the reward function that failed, and count as 0."""
 
     first_failure: str | None = None
-    """Message about the first of them, for people."""
+    """Message about the first of them."""
 
 
 def step_rewards(

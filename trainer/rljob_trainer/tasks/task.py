@@ -256,7 +256,7 @@ def prompts_of_step(step: int, prompts_per_step: int, size: int, seed: int) -> l
     """Indices (0 … size - 1) of the items of `step`, counted from 1. A pure function, so that a step can be repeated.
 
     The steps draw consecutive items from an endless sequence of epochs, each with its own permutation of all items. A
-    step may span two or more epochs.
+    step may span two or more epochs. Raises `ValueError` for a step or a size below 1.
     """
     if step < 1 or size < 1:
         raise ValueError(f"expected step and size from 1, found step {step} and size {size}")

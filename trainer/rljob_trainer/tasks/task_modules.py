@@ -20,7 +20,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
 
 
-class _BesideTheManifest(MetaPathFinder):
+class _ManifestDirectory(MetaPathFinder):
     """Finds the modules of one directory. The last finder, it is asked for what no other finder has found."""
 
     def __init__(self, directory: Path, named: str) -> None:
@@ -46,8 +46,8 @@ def load_module(reference: str, directory: Path) -> ModuleType:
     imported, or exists both in `directory` and elsewhere.
     """
     name = reference.partition(":")[0]
-    finder = _BesideTheManifest(directory.resolve(), name.partition(".")[0])
-    sys.meta_path[:] = [other for other in sys.meta_path if not isinstance(other, _BesideTheManifest)]
+    finder = _ManifestDirectory(directory.resolve(), name.partition(".")[0])
+    sys.meta_path[:] = [other for other in sys.meta_path if not isinstance(other, _ManifestDirectory)]
     importlib.invalidate_caches()
     _require_one(finder.named, finder)
     sys.meta_path.append(finder)
@@ -59,7 +59,7 @@ def load_module(reference: str, directory: Path) -> ModuleType:
         raise BadInput(f"cannot import {name} for {reference}: {_cause(error, name, directory)}") from error
 
 
-def _require_one(package: str, finder: _BesideTheManifest) -> None:
+def _require_one(package: str, finder: _ManifestDirectory) -> None:
     """Raise `BadInput` if both `finder` and the other finders find the package. Forget one of another directory."""
     own = finder.find_spec(package, None)
     if own is None:
@@ -68,7 +68,7 @@ def _require_one(package: str, finder: _BesideTheManifest) -> None:
     specs = (find(package, None) for find in finders if find is not None)
     other = next((spec for spec in specs if spec is not None), None)
     if other is not None and own.origin is None:
-        return  # a folder without __init__.py, which Python prefers to nothing else
+        return  # a folder without __init__.py, which Python ignores if it finds anything else
     if other is not None and not _is_same_file(own, other):
         raise BadInput(
             f"expected one module {package}, found {_location(own)} and {_location(other)}, which other modules "

@@ -2,12 +2,8 @@
 
 | topology      | on GPUs          | on CPUs        | the policy's side |
 |---------------|------------------|----------------|-------------------|
-| Colocated     | CUDA IPC (`ipc`) | object store   | `send`            |
+| Colocated     | CUDA IPC (`ipc`) | object store   | `colocated`       |
 | Disaggregated | NCCL broadcast   | gloo broadcast | `broadcast`       |
 
-`receive` registers the engine's side (`engine_side`) with vLLM.
+`engine_side` is the engine's side.
 """
-
-from rljob_trainer.weight_sync.send import send_weights
-
-__all__ = ["send_weights"]

@@ -16,14 +16,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from rljob_client.errors import RunError
-from rljob_trainer.own_address import own_address
 from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, layout, packed
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-if TYPE_CHECKING:
-    import torch
 
 _LOST_ENGINE_SECONDS = 15.0
 """The connections of a lost engine close at once. Ray reports the loss a little later."""
@@ -91,7 +88,9 @@ class WeightBroadcaster:
         if self._group is not None and self._members == list(engines):
             return self._group
         self.leave()
-        store = served_store(own_address())
+        from ray.util import get_node_ip_address
+
+        store = served_store(get_node_ip_address())
         size = 1 + len(engines)
         calls.begin_each("join_policy", [(store.host, store.port, rank, size) for rank in range(1, size)])
         try:
@@ -217,7 +216,7 @@ def served_store(host: str) -> TCPStore:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """Sum of the bytes as 32-bit words, and of the bytes that are left. `buffer`: uint8."""
+    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, one-dimensional."""
     import torch
 
     whole = buffer.numel() // 4 * 4

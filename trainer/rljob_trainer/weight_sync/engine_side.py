@@ -42,7 +42,7 @@ class BucketLayout(WeightTransferUpdateInfo):
     """In bytes."""
 
     def unpacked(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Views of the weights in `buffer`, uint8, by name."""
+        """Views of the weights in `buffer` (uint8, one-dimensional), by name, in their shapes and dtypes."""
         parts = buffer.split(self.tensor_sizes)
         for name, dtype, shape, part in zip(self.names, self.dtype_names, self.shapes, parts, strict=True):
             yield name, part.view(getattr(torch, dtype)).view(shape)

@@ -49,9 +49,10 @@ def largest_unit_bytes(parameters: Iterable[tuple[str, int]]) -> int:
 
 
 def packed(bucket: NamedTensors, into: torch.Tensor | None = None) -> torch.Tensor:
-    """The bytes of all tensors of the bucket end to end, uint8, on their device.
+    """[bytes] All tensors of the bucket end to end, uint8, on their device.
 
-    `into`: a buffer of uint8, filled from its start; None: a new buffer of the required size.
+    `into`: a buffer of uint8, filled from its start; None: a new buffer of the required size. Raises `ValueError` if it
+    is too small.
     """
     import torch
 

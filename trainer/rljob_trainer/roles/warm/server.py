@@ -12,16 +12,14 @@ import json
 import os
 import resource
 import runpy
-import selectors
+import select
 import signal
 import socket
-import struct
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ MODULES: Mapping[str, Sequence[str]] = {
 }
 """By role: the modules to import, with those that they import."""
 
-_IN_FORKS = "ray"
+_IMPORTED_IN_FORKS = "ray"
 """When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries
 to import it, for executors that are not used here."""
 
@@ -50,16 +48,15 @@ SERVER_ENVIRONMENT = {
     # As the raylet sets it: the title of a process leaves the place of its environment alone.
     "SPT_NOENV": "1",
 }
-_OF_ONE_PROCESS = {
+_PROCESS_VARIABLES = {
     *SERVER_ENVIRONMENT,
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
     *(DIRECTORY_VARIABLE, "PYTHONBREAKPOINT", "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
-_OF_ONE_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
+_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
 _REQUEST_SECONDS = 10.0
-_CREDENTIALS = struct.Struct("3i")  # ucred: process, user, group
 _PR_SET_PDEATHSIG = 1
 _CUDA_NOT_INITIALIZED = 3
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -87,15 +84,15 @@ def main(role: str, listening: int, parent: int) -> None:
     listener = socket.socket(fileno=listening)
     os.set_inheritable(listening, False)
     before = dict(os.environ)
-    sys.modules[_IN_FORKS] = None  # type: ignore[assignment]
+    sys.modules[_IMPORTED_IN_FORKS] = None  # type: ignore[assignment]
     with long_imports():
         for module in MODULES[role]:
             importlib.import_module(module)
-    del sys.modules[_IN_FORKS]
+    del sys.modules[_IMPORTED_IN_FORKS]
     if obstacle := obstacle_to_forks():
         sys.exit(f"{role} processes start without this server: {obstacle}")
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
-    _Server(listener, before, changed).serve()()
+    _run(serve(listener, before, changed))
 
 
 def obstacle_to_forks() -> str | None:
@@ -112,125 +109,82 @@ def obstacle_to_forks() -> str | None:
 def differences(environment: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
     """Names of variables that differ and that imports may read or set."""
     names = {name for name in {*environment, *own} if environment.get(name) != own.get(name)}
-    return sorted(
-        name for name in names if name not in _OF_ONE_PROCESS and not name.startswith(_OF_ONE_PROCESS_PREFIXES)
-    )
+    return sorted(name for name in names if name not in _PROCESS_VARIABLES and not name.startswith(_PROCESS_PREFIXES))
 
 
-class _Server:
-    """One thread, which waits for requests, for the end of clients, and for the end of forks."""
+def serve(listener: socket.socket, own: Mapping[str, str], changed: Mapping[str, str]) -> Request:
+    """Serve requests until this process is killed. Returns in each forked worker, with its request.
 
-    def __init__(self, listener: socket.socket, own: Mapping[str, str], changed: dict[str, str]) -> None:
-        """`own`: the environment before the imports. `changed`: the variables that they set."""
-        self._listener = listener
-        self._own = own
-        self._changed = changed
-        self._selector = selectors.DefaultSelector()
-        self._open: dict[int, tuple[socket.socket, int]] = {}
-        """Connection and pidfd of each fork, by process id."""
+    `own`: the environment before the imports. `changed`: the variables that they set.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
+    server = os.getpid()
+    while True:
+        with suppress(OSError, ValueError), listener.accept()[0] as connection:
+            connection.settimeout(_REQUEST_SECONDS)
+            connection.sendall(READY)  # fails if the client has given up
+            request, descriptors = _receive(connection)
+            try:
+                if differing := differences(request.environment, own):
+                    print(f"not forked because of {', '.join(differing)}", flush=True)
+                elif os.fork() == 0:
+                    _end_with(server)
+                    listener.close()
+                    _fork_worker(request, descriptors, connection, changed)
+                    return request
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
-    def serve(self) -> Callable[[], None]:
-        """Serve forever. Returns in each fork, with the worker to run."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        while True:
-            for key, _ in self._selector.select():
-                # The connection may have been closed by an earlier event.
-                if key.fd in self._selector.get_map() and (worker := key.data()):
-                    return partial(_run, worker)
 
-    def _accept(self) -> Request | None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return None
-        with suppress(OSError, ValueError):
-            client, user, _ = _CREDENTIALS.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-            if user == os.geteuid():
-                connection.settimeout(_REQUEST_SECONDS)
-                connection.sendall(READY)  # fails if the client has given up
-                request, descriptors = _receive(connection, client)
-                try:
-                    if differing := differences(request.environment, self._own):
-                        print(f"not forked because of {', '.join(differing)}", flush=True)
-                    else:
-                        return self._fork(connection, request, descriptors)
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-        connection.close()
-        return None
-
-    def _fork(self, connection: socket.socket, request: Request, descriptors: Sequence[int]) -> Request | None:
-        """Fork. Returns the request in the fork."""
-        server = os.getpid()
+def _fork_worker(
+    request: Request, descriptors: Sequence[int], connection: socket.socket, changed: Mapping[str, str]
+) -> None:
+    """Fork the worker, and return in it. This process, its keeper, ends with it, and kills it if the client ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    keeper = os.getpid()
+    try:
         process = os.fork()
         if process == 0:
-            try:
-                self._become(request, descriptors, connection, server)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)  # it must not serve
-            return request
+            _end_with(keeper)
+            _become(request, descriptors, changed)
+            return
         connection.settimeout(None)
+        connection.sendall(FORKED)
         watched = os.pidfd_open(process)
-        self._open[process] = connection, watched
         # A client sends nothing more: its connection is readable once it has ended.
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, process))
-        self._selector.register(watched, selectors.EVENT_READ, partial(self._reap, process))
-        with suppress(OSError):
-            connection.sendall(FORKED)
-        return None
-
-    def _kill(self, process: int) -> None:
-        self._selector.unregister(self._open[process][0])
-        os.kill(process, signal.SIGKILL)  # not reaped yet
-
-    def _reap(self, process: int) -> None:
-        """Send the exit code of a fork to its client."""
+        ended, _, _ = select.select([connection.fileno(), watched], [], [])
+        if connection.fileno() in ended:
+            os.kill(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        connection, watched = self._open.pop(process)
-        for file in (connection, watched):
-            with suppress(KeyError):
-                self._selector.unregister(file)
         with suppress(OSError):
             connection.sendall(str(code).encode())
-        connection.close()
-        os.close(watched)
-
-    def _become(self, request: Request, descriptors: Sequence[int], connection: socket.socket, server: int) -> None:
-        """Make the fork the process that the client would have become."""
-        os.setsid()
-        _end_with(server)
-        self._selector.close()
-        self._listener.close()
-        connection.close()
-        for other, watched in self._open.values():
-            other.close()
-            os.close(watched)
-        for target, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, target)
-        _take_over(request.client)
-        os.chdir(request.directory)
-        signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
-        os.environ.clear()
-        os.environ.update(request.environment | self._changed)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)  # it must not serve
 
 
-def _take_over(client: int) -> None:
-    """Give this process the limits, cores and priorities of the client, which it has from the raylet."""
+def _become(request: Request, descriptors: Sequence[int], changed: Mapping[str, str]) -> None:
+    """Make this fork the process that the client would have become."""
+    os.setsid()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
     with suppress(OSError, ValueError):  # the client may have ended
+        # It has its limits, cores and priorities from the raylet.
         for limit in _LIMITS:
-            resource.setrlimit(limit, resource.prlimit(client, limit))
-        os.sched_setaffinity(0, os.sched_getaffinity(client))
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
+            resource.setrlimit(limit, resource.prlimit(request.client, limit))
+        os.sched_setaffinity(0, os.sched_getaffinity(request.client))
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request.client))
         # The raylet has the kernel kill its workers before other processes.
-        score = Path(f"/proc/{client}/oom_score_adj").read_text(encoding="ascii")
+        score = Path(f"/proc/{request.client}/oom_score_adj").read_text(encoding="ascii")
         Path("/proc/self/oom_score_adj").write_text(score, encoding="ascii")
+    os.chdir(request.directory)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
+    os.environ.clear()
+    os.environ.update({**request.environment, **changed})
 
 
-def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]]:
+def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
     """The request of a client, and descriptors of its standard streams. Raises `OSError` or `ValueError`."""
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
     try:
@@ -240,7 +194,7 @@ def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]
         given: dict[str, Any] = json.loads(text)
         if len(descriptors) != 3:
             raise ValueError(f"expected 3 descriptors, found {len(descriptors)}")
-        return Request(**given, client=client), descriptors
+        return Request(**given), descriptors
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -250,9 +204,8 @@ def _receive(connection: socket.socket, client: int) -> tuple[Request, list[int]
 def _run(request: Request) -> None:
     """Run the worker as Python would in a new process."""
     _apply(request.environment)
-    program = request.worker[0]
     sys.argv[:] = request.worker
-    runpy.run_path(program, run_name="__main__")
+    runpy.run_path(request.worker[0], run_name="__main__")
 
 
 def _apply(environment: Mapping[str, str]) -> None:

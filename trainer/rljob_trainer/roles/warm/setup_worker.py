@@ -7,6 +7,7 @@ that.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -23,7 +24,6 @@ ROLE_VARIABLE = "RLJOB_ROLE_TO_FORK"
 READY, FORKED = b"ready\n", b"forked\n"
 LENGTH_BYTES = 4
 """Size of the big-endian length before a request."""
-_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 _READY_SECONDS = 30.0
 """Limit for the rest of the server's imports. It exits if they fail; this is for one that hangs."""
 
@@ -42,16 +42,12 @@ def main() -> None:
 
 def _parse(arguments: list[str]) -> tuple[dict[str, Any], str, list[str]]:
     """The runtime environment without empty values, the language, and the command of the worker."""
-    given = {name: "" for name in (_CONTEXT, _LANGUAGE)}
-    rest = []
-    for argument in arguments:
-        name = next((name for name in given if argument.startswith(name)), None)
-        if name is None:
-            rest.append(argument)
-        else:
-            given[name] = argument.removeprefix(name)
-    context = {name: value for name, value in json.loads(given[_CONTEXT] or "{}").items() if value}
-    return context, given[_LANGUAGE], rest
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # as in Ray's program
+    parser.add_argument("--serialized-runtime-env-context", default="{}")
+    parser.add_argument("--language", default="")
+    given, rest = parser.parse_known_args(arguments)
+    context = json.loads(given.serialized_runtime_env_context or "{}")
+    return {name: value for name, value in context.items() if value}, given.language, rest
 
 
 def _run_rays_own() -> None:
@@ -82,6 +78,7 @@ def _ask(connection: socket.socket, worker: list[str], environment: dict[str, st
             "worker": worker,
             "environment": environment,
             "directory": os.getcwd(),
+            "client": os.getpid(),
             "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         }
     ).encode()

@@ -35,7 +35,7 @@ class WarmStart:
 
     def _start(self, role: Role, device: Device, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
         path = self.directory / role
-        of_role = engine_environment(device) if role == "rollout" else {}
+        role_environment = engine_environment(device) if role == "rollout" else {}
         with socket.socket(socket.AF_UNIX) as listener, path.with_suffix(".log").open("ab") as log:
             listener.bind(str(path))
             path.chmod(0o600)
@@ -47,7 +47,7 @@ class WarmStart:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the run
-                env={**variables, **of_role, **SERVER_ENVIRONMENT},
+                env={**variables, **role_environment, **SERVER_ENVIRONMENT},
             )
 
     def end(self) -> None:

@@ -1,17 +1,17 @@
-"""Engines whose pod is lost while the others continue: they start in the replacement pod, and work from the next sync
-on."""
+"""The processes of the rollout engines. If the pod of an engine is lost while others continue, the engine starts in the
+replacement pod, and works from the next sync on."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rljob_trainer.errors import WorkerLost
-from rljob_trainer.hardware import Bundle
 from rljob_trainer.roles.calls import Calls, wait_for
-from rljob_trainer.roles.role_processes import RoleProcesses
+from rljob_trainer.roles.role_processes import RoleProcesses, RoleResources
 
 REJOIN_SECONDS = 1800.0
 """Time for a lost pod to come back, as workers have to join at the start of an attempt (`RLJOB_JOIN_TIMEOUT`)."""
@@ -32,40 +32,70 @@ class _Absence:
     """Calls that start the engine; empty until its pod is back."""
 
 
-class AbsentEngines:
-    """The engines that are excluded from generation and weight syncs because their pods are lost. Ray reports a lost
-    process before it knows that the node is lost, and would place a new process there. A new process is therefore
-    started only once the node of the replacement pod answers.
+class EngineProcesses(RoleProcesses):
+    """The engines, each of one or several successive processes. None of these is of use without the others.
+
+    An engine whose pod is lost is absent: it is left out of generation and weight syncs. Ray reports a lost process
+    before it knows that the node is lost, and would place a new process there. A new process is therefore started only
+    once the node of the replacement pod answers.
     """
 
-    def __init__(
-        self, engines: RoleProcesses, bundles: Sequence[Bundle] | None, start: Callable[[Engine], Calls]
-    ) -> None:
-        """`bundles`: Ray resources of each process. `start`: replaces the processes of an engine, and starts it."""
-        self._engines = engines
-        self._bundles = bundles
-        self._start = start
+    role = "rollout"
+
+    def __init__(self, class_name: str, ranks: int, resources: RoleResources, logs: Path, engine_size: int) -> None:
+        """`ranks`: processes of all engines. `engine_size`: those of one."""
+        super().__init__(class_name, ranks, resources, logs)
+        self._engine_size = engine_size
         self._absences: dict[Engine, _Absence] = {}
 
-    def is_lost_with_its_place(self, engine: Engine) -> bool:
-        return not self._has_place(engine)
-
-    def add(self, engine: Engine) -> None:
-        self._absences[engine] = _Absence(time.monotonic())
-        self._engines.absent.add(engine[0])
-
-    def forget(self) -> None:
-        """All engines end, and are started together."""
+    def end(self) -> None:
+        super().end()
         self._absences.clear()
-        self._engines.absent.clear()
+
+    @property
+    def engines(self) -> list[Engine]:
+        names, size = tuple(self.handles), self._engine_size
+        return [names[first : first + size] for first in range(0, len(names), size)]
+
+    @property
+    def working(self) -> list[Engine]:
+        """The engines that are not absent."""
+        return [engine for engine in self.engines if engine not in self._absences]
+
+    def engine_of(self, process: str | None) -> Engine:
+        """The engine of a process; empty if it is of none."""
+        return next((engine for engine in self.engines if process in engine), ())
+
+    def load(self, engine: Engine) -> Calls:
+        """Calls that start an engine in its processes. They meet at a port of the first, which Ray passes to them."""
+        port = [self.handles[engine[0]].serve_store.remote()] if len(engine) > 1 else []
+        return {name: self.handles[name].start.remote(*port) for name in engine}
+
+    def restart(self, engine: Engine) -> Calls:
+        """Start an engine in new processes. Returns the calls that do, without waiting."""
+        import ray
+
+        for name in engine:
+            ray.kill(self.handles[name].actor, no_restart=True)
+        for rank in self._ranks_of(engine):
+            self._start(rank)
+        return self.load(engine)
+
+    def has_lost_pod(self, engine: Engine) -> bool:
+        """True if the pod of a process of the engine is not there."""
+        return not all(has_place(self._resources.bundle(rank)) for rank in self._ranks_of(engine))
+
+    def leave_out(self, engine: Engine) -> None:
+        """Let the engine be absent until its pod is back."""
+        self._absences[engine] = _Absence(time.monotonic())
 
     def start_returned(self) -> None:
         """Start engines whose pods are back."""
         for engine, absence in self._absences.items():
-            if not absence.starting and self._has_place(engine):
-                absence.starting = self._start(engine)
+            if not absence.starting and not self.has_lost_pod(engine):
+                absence.starting = self.restart(engine)
 
-    def take_in(self, may_replace: Callable[[WorkerLost], bool] = lambda _failure: False) -> None:
+    def take_in(self, may_replace: Callable[[WorkerLost], bool]) -> None:
         """Include engines that have started. They have no weights yet.
 
         `may_replace`: called when a process was lost while its engine started, although its pod is there; if it returns
@@ -78,7 +108,6 @@ class AbsentEngines:
         for engine, absence in list(self._absences.items()):
             if absence.starting and len(_ended(absence.starting)) == len(absence.starting):
                 del self._absences[engine]
-                self._engines.absent.discard(engine[0])
             elif not absence.starting and time.monotonic() - absence.since > REJOIN_SECONDS:
                 raise WorkerLost(
                     f"expected a new pod for {', '.join(engine)} within {REJOIN_SECONDS:.0f} s, none joined; check it "
@@ -90,15 +119,12 @@ class AbsentEngines:
         try:
             wait_for(_ended(absence.starting), "starting in a new pod")
         except WorkerLost as failure:
-            if self._has_place(engine) and not may_replace(failure):
+            if not self.has_lost_pod(engine) and not may_replace(failure):
                 raise
             absence.starting = {}
 
-    def _has_place(self, engine: Engine) -> bool:
-        if self._bundles is None:
-            return True
-        ranks = [rank for rank, name in enumerate(self._engines.handles) if name in engine]
-        return all(has_place(self._bundles[rank]) for rank in ranks)
+    def _ranks_of(self, engine: Engine) -> list[int]:
+        return [rank for rank, name in enumerate(self.handles) if name in engine]
 
 
 def _ended(calls: Calls) -> Calls:

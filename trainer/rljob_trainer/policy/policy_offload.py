@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rljob_trainer.policy.gradients import local
-from rljob_trainer.policy.host_array import HostArray
-
-_ALIGNMENT = 512
-"""Of each storage in the copy, in bytes: any dtype can be viewed there."""
+from rljob_trainer.policy.host_array import HostArray, parts_bytes, parts_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +37,8 @@ class PolicyOffload:
         device: torch.device,
         read_frozen: Callable[[], None] | None = None,
     ) -> None:
-        """`models`: the policy, and a reference model if it is another. Parameters that are elsewhere than on `device`
-        stay there. `read_frozen`: fills the parameters that are not trained from the model's files; None: a copy of
+        """`models`: the policy, and a reference model if it is another. Parameters that are not on `device` stay where
+        they are. `read_frozen`: fills the parameters that are not trained from the model's files; None: a copy of
         them is kept in host memory, once they were offloaded.
         """
         self._models = models
@@ -148,31 +145,26 @@ class _HostCopy:
 
         `only_once`: the content has not changed since the last call.
         """
-        sizes = [storage.nbytes() for storage in storages]
-        is_copied = sizes == self._sizes and self._array is not None
+        contents = [_bytes_of(storage) for storage in storages]
+        sizes = [content.nbytes for content in contents]
+        is_copied = self._array is not None and self._sizes == sizes
         if not is_copied:
             self._array = None  # first, so that both do not exist at once
             self._array = HostArray(
-                sum(map(_aligned, sizes)),
+                parts_bytes(contents),
                 torch.uint8,
                 pinned=self._pinned,
                 purpose="the policy's weights",
                 advice="write memory.policyOffload: Disabled",
             )
         assert self._array is not None
-        parts = [
-            part[:size] for part, size in zip(self._array.tensor.split([*map(_aligned, sizes)]), sizes, strict=True)
-        ]
-        if not (is_copied and only_once):
-            for part, storage in zip(parts, storages, strict=True):
-                part.copy_(_bytes_of(storage), non_blocking=True)
+        parts = parts_like(contents, self._array.tensor)
         self._sizes = sizes
+        if not (is_copied and only_once):
+            for part, content in zip(parts, contents, strict=True):
+                part.copy_(content, non_blocking=True)
         return parts
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -17,13 +17,11 @@ import structlog
 import torch
 
 from rljob_client.errors import RunError
-from rljob_memory.allocator import ALLOCATOR_VARIABLE, allocator_options, torch_release
+from rljob_memory.allocator import ALLOCATOR_VARIABLE, allocator_options
 
 _PAGE_MIB, _DEFAULT_PAGE_MIB = 256, 20
 """Expandable segments grow and shrink by pages, and mapping a large page takes as long as a small one. With torch's
 default, releasing 24 GiB after each update and growing again in the next would take a third of a second."""
-
-_PAGES_SINCE_TORCH = (2, 11)
 
 log = structlog.get_logger()
 
@@ -71,24 +69,20 @@ class ExpandableSegments:
             self.enable()
 
     def _set(self, enabled: bool) -> None:
-        settings = settings_with(self._inherited, torch_release(torch.__version__), expandable_segments=enabled)
-        # The first name exists since torch 2.10, the second in earlier versions. Neither is public.
-        if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
-            torch._C._accelerator_setAllocatorSettings(settings)
-        else:
-            torch.cuda.memory._set_allocator_settings(settings)
+        # Not public; torch is pinned.
+        torch._C._accelerator_setAllocatorSettings(settings_with(self._inherited, expandable_segments=enabled))
         self.enabled = enabled
         log.info("expandable segments switched", enabled=enabled)
 
 
-def settings_with(inherited: str, torch_version: tuple[int, int], *, expandable_segments: bool) -> str:
+def settings_with(inherited: str, *, expandable_segments: bool) -> str:
     """The complete settings string of the allocator: the inherited one with `expandable_segments` and its page size.
 
     Complete, since a call that sets some options resets others to their defaults. An inherited page size is kept.
     """
     kept = [part for part in inherited.split(",") if part and not part.strip().startswith("expandable_segments")]
     settings = [*kept, f"expandable_segments:{expandable_segments}"]
-    if torch_version >= _PAGES_SINCE_TORCH and "large_segment_size_mb" not in allocator_options(inherited):
+    if "large_segment_size_mb" not in allocator_options(inherited):
         settings.append(f"large_segment_size_mb:{_PAGE_MIB if expandable_segments else _DEFAULT_PAGE_MIB}")
     return ",".join(settings)
 
