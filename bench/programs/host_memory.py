@@ -26,7 +26,7 @@ from bench.harness.samplers import Sampler
 from rljob_api.manifest import load_manifest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
-from rljob_memory.budget import Copies, Owner, budget
+from rljob_memory.budget import Copies, Owner, Setup, budget
 from rljob_memory.budget.host import checkpoint_bytes, controller_host_memory
 from rljob_memory.hardware import ASSUMED
 from rljob_memory.model_shape import compute_bytes
@@ -97,7 +97,7 @@ def _predicted(manifest: Path, run: Run) -> dict[str, Any]:
     shape = model_dimensions(resolve_model(spec.model.uri)).shape(compute_bytes(spec, "cpu"))
     plan = MemoryPlan.model_validate(run.attempts[-1]["plan"])
     work = workload_of(spec)
-    predicted = budget(work, shape, ASSUMED["cpu"], plan, Copies())
+    predicted = budget(Setup(work, shape, ASSUMED["cpu"]), plan, Copies())
     owners: dict[Role, Owner] = {"policy": "policy", "rollout": "engine"}
     return {
         "all": predicted.peak("host") + controller_host_memory(0)[0].bytes,

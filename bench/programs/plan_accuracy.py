@@ -48,7 +48,7 @@ from bench.harness.run_arms import (
 )
 from bench.harness.samplers import Sampler
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Budget, Phase, Setup
+from rljob_memory.budget import Budget, Phase, Setup, budget
 from rljob_memory.budget.gpu import evenly_filled
 from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.sizes import GIB
@@ -261,7 +261,7 @@ def compared(output: Path, use: DeviceUse) -> Row:
     if setup is None or not steps:
         return {"reason": "no step was committed"}
     plan = MemoryPlan.model_validate(attempts[-1]["plan"])
-    predicted, counted = setup.budget(evenly_filled(setup.work, plan)), steps[1:] or steps
+    predicted, counted = budget(setup, evenly_filled(setup.work, plan)), steps[1:] or steps
     logs = {log.stem: complete_lines(log) for log in sorted((output / "memory").glob("*-*.jsonl"))}
     return {
         "plan": attempts[-1]["plan"],

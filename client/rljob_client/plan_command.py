@@ -19,7 +19,7 @@ from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
 from rljob_client.model_files import read_config
 from rljob_client.other_configs import Source, spec_from
-from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup
+from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup, budget
 from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, with_gpus
 from rljob_memory.hardware import ASSUMED, GPU_TYPES, HOST_BYTES_PER_GPU, Hardware, type_of_product
 from rljob_memory.model_shape import ModelShape, compute_bytes, shape_in_uri, with_adapters
@@ -290,7 +290,7 @@ def _reason(found: Fit, setting: str) -> str:
         return line.reason
     if setting not in SWITCHES or not getattr(plan, setting):
         return ""
-    without = found.setup.budget(plan.model_copy(update={setting: False}))
+    without = budget(found.setup, plan.model_copy(update={setting: False}))
     seconds = predicted.seconds() - without.seconds()
     phase: Phase = "rollout" if setting == "policy_offload" else "update"
     freed = without.total("gpu", phase) - predicted.total("gpu", phase)

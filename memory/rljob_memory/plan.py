@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
-from rljob_memory.budget import Budget, Setup
+from rljob_memory.budget import Budget, Setup, budget, gpu_budget
 from rljob_memory.budget.gpu import activation_bytes_per_token, kv_bytes, smallest_kv_cache_bytes
 from rljob_memory.budget.host import host_holds
 from rljob_memory.plan_settings import pinned_values
@@ -83,9 +83,9 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
         plan = _plan(setup, pinned, {**switches, "rollout_sleep": sleep})
         chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}
         moves = chosen & {"optimizer_offload", "policy_offload"}
-        if moves and not host_holds(setup.work, setup.model, setup.hardware, plan):
+        if moves and not host_holds(setup, plan):
             continue
-        predicted = setup.budget(plan)
+        predicted = budget(setup, plan)
         if "policy_offload" in chosen and predicted.total("gpu", "sync") > setup.usable_bytes("sync"):
             continue  # in a sync, the weights of policy and engine have to fit together
         yield Choice(plan, predicted, setup.missing_bytes(predicted))
@@ -136,7 +136,7 @@ def _kv_cache_bytes(setup: Setup, plan: MemoryPlan) -> int:
         room = int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // work.engine_processes
     else:
         pod: Literal["policy", "rollout"] = "policy" if work.is_colocated else "rollout"
-        others = setup.gpu_budget(plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
+        others = gpu_budget(setup, plan).total("gpu", "rollout", pod=pod) - plan.kv_cache_bytes
         room = setup.usable_bytes("rollout", pod) - others
     needed = kv_bytes(work, setup.model, work.sequences_per_engine)
     return max(min(_whole_mib(needed), room // MIB * MIB), smallest_kv_cache_bytes(work, setup.model))
@@ -148,7 +148,7 @@ def _room_for_activations(setup: Setup, plan: MemoryPlan) -> int:
     if hardware.device == "cpu":
         return int(hardware.host_memory_bytes * _CPU_ROLE_SHARE) // setup.work.policy_ranks
     whole_chunks = max(plan.logprob_chunk_tokens, plan.micro_batch_tokens)
-    predicted = setup.gpu_budget(plan.model_copy(update={"micro_batch_tokens": whole_chunks}))
+    predicted = gpu_budget(setup, plan.model_copy(update={"micro_batch_tokens": whole_chunks}))
     others = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
     return max(setup.usable_bytes("update") - others, 0)
 

@@ -34,12 +34,12 @@ def predicted_budget(spec: RLJobSpec, model: ModelShape, device: DeviceKind) -> 
 @lru_cache(maxsize=1024)
 def _on_assumed_machine(settings: MemorySettings, work: Workload, model: ModelShape, device: DeviceKind) -> Budget:
     """Cached, because each reconcile of a job asks several times."""
-    hardware = ASSUMED[device]
-    plan = first_plan(settings, Setup(work, model, hardware))
+    setup = Setup(work, model, ASSUMED[device])
+    plan = first_plan(settings, setup)
     plans = [plan]
     if settings.optimizer_offload == "Auto" and device == "cuda":
         plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (False, True)]
-    budgets = [budget(work, model, hardware, each, Copies()) for each in plans]
+    budgets = [budget(setup, each, Copies()) for each in plans]
     return max(budgets, key=lambda predicted: predicted.peak("host"))
 
 

@@ -23,7 +23,7 @@ from rljob_client.run_directory.records import (
     step_records,
 )
 from rljob_client.run_directory.reward_trend import Verdict, reward_trend
-from rljob_memory.budget import Budget, Owner, Phase
+from rljob_memory.budget import Budget, Owner, Phase, budget
 from rljob_memory.recovery.other_machine import setup_of_facts
 
 _GIB = 2**30
@@ -220,7 +220,7 @@ def _predicted(records: Sequence[LedgerRecord]) -> Budget | None:
         plan = MemoryPlan.model_validate(attempts[-1].plan)
         if changes and changes[-1].plan.generation > plan.generation:
             plan = changes[-1].plan
-        return setup.budget(plan)
+        return budget(setup, plan)
     return None
 
 

@@ -6,8 +6,6 @@ Every constant and formula stands here once, with its source. The first plan, po
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
@@ -15,9 +13,10 @@ from rljob_memory.budget.gpu import compilation_bytes, gpu_lines
 from rljob_memory.budget.host import Copies, copies_with_room, host_lines
 from rljob_memory.budget.lines import PHASES, Budget, Line, Owner, Phase, Place, Pod
 from rljob_memory.budget.seconds import seconds_by_phase
+from rljob_memory.budget.setup import USABLE_SHARE, Setup
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
-from rljob_memory.workload import Workload, workload_of
+from rljob_memory.workload import workload_of
 
 __all__ = [
     "PHASES",
@@ -34,79 +33,39 @@ __all__ = [
     "compiles_ahead",
     "copies_with_room",
     "facts_of",
+    "gpu_budget",
     "setup_of",
 ]
 
-USABLE_SHARE = 0.9
-"""Share of a GPU's memory that is planned with; the rest is for fragmentation and errors of the budget."""
 
-_EXACT_PHASES: frozenset[Phase] = frozenset({"sync"})
-"""Phases of well known sizes, weights and buckets, which may fill a GPU."""
-
-
-def budget(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies | None = None
-) -> Budget:
+def budget(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> Budget:
     """The budget of a job under a memory plan. Pure.
 
     `copies`: that the policy keeps in host memory; by default those for which the host has room.
     """
-    copies = copies_with_room(work, model, hardware, plan) if copies is None else copies
-    lines = [*gpu_lines(work, model, hardware, plan), *host_lines(work, model, hardware, plan, copies)]
-    seconds = seconds_by_phase(work, model, hardware, plan, copies)
-    return Budget(tuple(line for line in lines if line.bytes), seconds, work.overlaps)
+    copies = copies_with_room(setup, plan) if copies is None else copies
+    lines = [*gpu_lines(setup, plan), *host_lines(setup, plan, copies)]
+    seconds = seconds_by_phase(setup, plan, copies)
+    return Budget(tuple(line for line in lines if line.bytes), seconds, setup.work.overlaps)
 
 
-def compiles_ahead(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> bool:
+def gpu_budget(setup: Setup, plan: MemoryPlan) -> Budget:
+    """The part of the GPUs, without seconds, for a search that asks many times."""
+    return Budget(tuple(gpu_lines(setup, plan)), {})
+
+
+def compiles_ahead(setup: Setup, plan: MemoryPlan) -> bool:
     """True if the policy may compile its layers while the engine starts, since both have room.
 
     A policy that makes room for the engine before it starts compiles in its first update.
     """
+    work, hardware = setup.work, setup.hardware
     if hardware.device == "cpu" or (plan.policy_offload and work.is_colocated):
         return False
-    needed = budget(work, model, hardware, plan, Copies()).total("gpu", "start") + compilation_bytes(work, model, plan)
+    needed = gpu_budget(setup, plan).total("gpu", "start") + compilation_bytes(work, setup.model, plan)
     # FSDP2 allocates on several streams, which cannot reuse each other's free memory.
     room = hardware.device_memory_bytes * (USABLE_SHARE if work.policy_ranks > 1 else 1.0)
     return needed <= room
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything that a job's budget depends on, except for the memory plan."""
-
-    work: Workload
-    model: ModelShape
-    hardware: Hardware
-
-    def budget(self, plan: MemoryPlan) -> Budget:
-        return budget(self.work, self.model, self.hardware, plan)
-
-    def gpu_budget(self, plan: MemoryPlan) -> Budget:
-        """The part of the GPUs, without seconds, for a search that asks many times."""
-        return Budget(tuple(gpu_lines(self.work, self.model, self.hardware, plan)), {})
-
-    def usable_bytes(self, phase: Phase, pod: Pod = "policy") -> int:
-        """The part of a GPU's memory that a phase may use by the budget."""
-        hardware = self.hardware
-        size = hardware.device_memory_bytes
-        if pod == "rollout":
-            size = hardware.engine_device_memory_bytes or size
-        return size if phase in _EXACT_PHASES else int(size * USABLE_SHARE)
-
-    def missing_bytes(self, predicted: Budget) -> int:
-        """Memory that a GPU lacks, in the phase that lacks most; 0 if the budget fits, or without GPUs."""
-        if self.hardware.device == "cpu":
-            return 0
-        lacks = (
-            predicted.total("gpu", phase, pod=pod) - self.usable_bytes(phase, pod)
-            for pod in predicted.pods()
-            for phase in PHASES
-        )
-        return max(0, *lacks)
-
-    def with_work(self, **changes: object) -> Setup:
-        """The setup of a job whose workload differs in `changes`."""
-        return replace(self, work=replace(self.work, **changes))  # type: ignore[arg-type]
 
 
 def setup_of(spec: RLJobSpec, facts: MemoryFacts | None) -> Setup | None:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget.lines import ALWAYS, UPDATE, Line, Phase, Pod
-from rljob_memory.hardware import Hardware
+from rljob_memory.budget.setup import Setup
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
@@ -119,15 +119,17 @@ class PolicyState:
         return int(self.model.trained_parameters * bytes_per_parameter) // self.work.policy_ranks
 
 
-def gpu_lines(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> Iterator[Line]:
+def gpu_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     """The lines of the GPUs; none without GPUs."""
-    if hardware.device == "cuda":
-        yield from _state_lines(work, model, plan)
-        yield from _update_lines(work, model, hardware, plan)
-        yield from _engine_lines(work, model, plan)
+    if setup.hardware.device == "cuda":
+        yield from _state_lines(setup, plan)
+        yield from _update_lines(setup, plan)
+        yield from _engine_lines(setup, plan)
 
 
-def _state_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterator[Line]:
+def _state_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
+    work, model = setup.work, setup.model
+
     def line(use: str, size: int, reason: str, phases: frozenset[Phase] = ALWAYS, *, is_in_torch: bool = True) -> Line:
         return Line("policy", use, "gpu", size, phases, reason, is_in_torch=is_in_torch)
 
@@ -146,11 +148,13 @@ def _state_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterato
         yield line("reference model", state.reference, "algorithm.klCoefficient", awake)
 
 
-def _update_lines(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> Iterator[Line]:
+def _update_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
+    work, model = setup.work, setup.model
+
     def line(use: str, size: int, reason: str, phase: Phase = "update") -> Line:
         return Line("policy", use, "gpu", size, frozenset({phase}), reason)
 
-    state, compiled = PolicyState(work, model), hardware.layers_compiled
+    state, compiled = PolicyState(work, model), setup.hardware.layers_compiled
     yield Line("policy", "gradients", "gpu", state.gradients, UPDATE, "float32")
     for use, size in backward_buffers(work, model).items():
         yield line(use, size, "in each backward pass")
@@ -170,7 +174,8 @@ def _update_lines(work: Workload, model: ModelShape, hardware: Hardware, plan: M
         yield line("merged weight", merged, "one weight with its adapter, float32", "sync")
 
 
-def _engine_lines(work: Workload, model: ModelShape, plan: MemoryPlan) -> Iterator[Line]:
+def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
+    work, model = setup.work, setup.model
     pod: Pod = "policy" if work.is_colocated else "rollout"
     awake: frozenset[Phase] = frozenset({"start", "rollout"}) if engine_sleeps(work, plan) else ALWAYS
     asleep = ALWAYS - awake

@@ -21,7 +21,8 @@ from rljob_memory.budget.gpu import (
     logits_bytes,
 )
 from rljob_memory.budget.lines import ALWAYS, UPDATE, Line, Phase, Pod
-from rljob_memory.hardware import DeviceKind, Hardware
+from rljob_memory.budget.setup import Setup
+from rljob_memory.hardware import DeviceKind
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
@@ -94,22 +95,21 @@ class Copies:
     """With `policyOffload`, of weights that are not trained. Otherwise they are read from the model's files again."""
 
 
-def copies_with_room(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> Copies:
+def copies_with_room(setup: Setup, plan: MemoryPlan) -> Copies:
     """The copies for which the host has room. That for checkpoints is given up first, then that of frozen weights."""
+    work, model, hardware = setup.work, setup.model, setup.hardware
     state = PolicyState(work, model)
     copied = 2 * state.changed + (state.changed if hardware.device == "cpu" else 0)
     snapshot = work.policy_ranks > 1 and copied * work.policy_ranks <= hardware.host_memory_bytes * _SNAPSHOT_SHARE
     copies = Copies(snapshot, checkpoint=True)
     for fewer in (Copies(snapshot, checkpoint=False), Copies(snapshot, checkpoint=False, frozen=False)):
-        if host_holds(work, model, hardware, plan, copies):
+        if host_holds(setup, plan, copies):
             break
         copies = fewer
     return copies
 
 
-def host_holds(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies | None = None
-) -> bool:
+def host_holds(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> bool:
     """True if the host has room for the policy's pods with `copies`.
 
     Without `copies`, the question is whether the plan itself has room: with the fewest copies. The export of the model,
@@ -117,27 +117,20 @@ def host_holds(
     """
     phases = ALWAYS if copies or plan.optimizer_offload else ALWAYS - {"export"}
     copies = copies or Copies(snapshot=False, checkpoint=False, frozen=False)
-    lines = [
-        line
-        for line in _worker_lines(work, model, hardware, plan, copies)
-        if line.place == "host" and line.pod == "policy"
-    ]
+    lines = [line for line in _worker_lines(setup, plan, copies) if line.place == "host" and line.pod == "policy"]
     peak = max(sum(line.bytes for line in lines if phase in line.phases) for phase in phases)
-    return peak * work.policy_pods <= hardware.host_memory_bytes * USABLE_HOST_SHARE
+    return peak * setup.work.policy_pods <= setup.hardware.host_memory_bytes * USABLE_HOST_SHARE
 
 
-def host_lines(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
-) -> Iterator[Line]:
+def host_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Line]:
     """The lines of host memory and /dev/shm, for each kind of pod, and of disk."""
-    yield from _worker_lines(work, model, hardware, plan, copies)
-    yield from _disk_lines(work, model, hardware)
+    yield from _worker_lines(setup, plan, copies)
+    yield from _disk_lines(setup)
 
 
-def _worker_lines(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
-) -> Iterator[Line]:
-    device, sharing = hardware.device, work.engine_processes_per_pod if work.tensor_parallel_size > 1 else 0
+def _worker_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Line]:
+    work, model, device = setup.work, setup.model, setup.hardware.device
+    sharing = work.engine_processes_per_pod if work.tensor_parallel_size > 1 else 0
     pods: dict[Pod, tuple[int, int]] = {"policy": (work.ranks_per_pod, sharing if work.is_colocated else 0)}
     if not work.is_colocated:
         pods["rollout"] = (0, sharing)
@@ -149,14 +142,13 @@ def _worker_lines(
         store = _SMALLEST_OBJECT_STORE_BYTES + transit
         yield Line("controller", "Ray's object store", "host", store, ALWAYS, "rollouts, and weights on CPUs", pod)
         yield from _shared_memory_lines(plan, device, ranks, in_groups, pod)
-    yield from _policy_lines(work, model, hardware, plan, copies)
-    yield from _engine_lines(work, model, device, plan)
+    yield from _policy_lines(setup, plan, copies)
+    yield from _engine_lines(setup, plan)
 
 
-def _policy_lines(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
-) -> Iterator[Line]:
-    state, ranks, device = PolicyState(work, model), work.ranks_per_pod, hardware.device
+def _policy_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Line]:
+    work, model, device = setup.work, setup.model, setup.hardware.device
+    state, ranks = PolicyState(work, model), work.ranks_per_pod
 
     def line(use: str, of_a_rank: int, phases: frozenset[Phase], reason: str) -> Line:
         return Line("policy", use, "host", ranks * of_a_rank, phases, reason)
@@ -185,7 +177,8 @@ def _policy_lines(
     yield Line("policy", "exported model", "host", exported, frozenset({"export"}), "collected by rank 0")
 
 
-def _engine_lines(work: Workload, model: ModelShape, device: DeviceKind, plan: MemoryPlan) -> Iterator[Line]:
+def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
+    work, model, device = setup.work, setup.model, setup.hardware.device
     pod: Pod = "policy" if work.is_colocated else "rollout"
     processes = work.engine_processes_per_pod
 
@@ -245,8 +238,9 @@ def _shared_memory_lines(
     yield Line("engine", "vLLM's queues", "shm", queues, ALWAYS, "rollout.tensorParallelSize", pod)
 
 
-def _disk_lines(work: Workload, model: ModelShape, hardware: Hardware) -> Iterator[Line]:
+def _disk_lines(setup: Setup) -> Iterator[Line]:
     """The journal is not counted: a few MB a step, deleted with the checkpoints that cover it."""
+    work, model = setup.work, setup.model
 
     def line(use: str, size: int, reason: str) -> Line:
         return Line("controller", use, "disk", size, ALWAYS, reason)
@@ -257,7 +251,7 @@ def _disk_lines(work: Workload, model: ModelShape, hardware: Hardware) -> Iterat
     yield line("trained model", _exported_bytes(work, model), "policy.lora.export" if work.exports_adapters else "")
     if work.caches_model:
         yield line("model cache", _HUB_BYTES_PER_PARAMETER * model.parameters, "of the hub")
-    if hardware.device == "cuda" and work.caches_compiled_code:
+    if setup.hardware.device == "cuda" and work.caches_compiled_code:
         yield line("compiled code", _COMPILED_BYTES, "assumed")
 
 

@@ -19,7 +19,7 @@ from rljob_memory.budget.gpu import (
 )
 from rljob_memory.budget.host import Copies
 from rljob_memory.budget.lines import Phase
-from rljob_memory.hardware import Hardware
+from rljob_memory.budget.setup import Setup
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.workload import Workload
 
@@ -57,23 +57,22 @@ _FILE_RATE = 5e9
 """Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""
 
 
-def seconds_by_phase(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
-) -> dict[Phase, float]:
+def seconds_by_phase(setup: Setup, plan: MemoryPlan, copies: Copies) -> dict[Phase, float]:
     """Seconds of each phase if every sequence has the maximum length."""
-    rollout = _rollout_seconds(work, model, hardware, plan)
-    if plan.policy_offload and engine_sleeps(work, plan):
-        rollout += _weight_copy_seconds(work, model, hardware, plan, copies)
+    rollout = _rollout_seconds(setup, plan)
+    if plan.policy_offload and engine_sleeps(setup.work, plan):
+        rollout += _weight_copy_seconds(setup, plan, copies)
+    sync_rate = _SYNC_RATE if setup.work.policy_ranks == 1 else _GATHERED_SYNC_RATE
     return {
         "rollout": rollout,
-        "update": _update_seconds(work, model, hardware, plan),
-        "sync": _SYNC_SECONDS + model.weight_bytes / (_SYNC_RATE if work.policy_ranks == 1 else _GATHERED_SYNC_RATE),
+        "update": _update_seconds(setup, plan),
+        "sync": _SYNC_SECONDS + setup.model.weight_bytes / sync_rate,
     }
 
 
-def _rollout_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> float:
+def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
     """Decoding takes the time of memory and arithmetic, or of the host with small models."""
-    gpu = hardware.gpu_type
+    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     context = work.max_prompt_tokens + work.max_response_tokens / 2
     read = engine_weight_bytes(work, model) + at_once * context * kv_bytes_per_token(work, model)
@@ -89,15 +88,16 @@ def _rollout_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan
     return waves * work.max_response_tokens * (max(on_gpu, on_host) + _DECODE_ALWAYS_SECONDS) + prefill
 
 
-def _update_seconds(work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan) -> float:
-    gpu, state = hardware.gpu_type, PolicyState(work, model)
+def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
+    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
+    state = PolicyState(work, model)
     tokens = work.sequences_per_rank * work.max_sequence_tokens
     in_a_micro_batch = filled_tokens(work, plan) // work.max_sequence_tokens
     micro_batches = work.updates_per_step * -(-work.sequences_per_update // in_a_micro_batch)
     share = _ARITHMETIC_SHARE * model.hidden / (model.hidden + _HALF_HIDDEN)
     arithmetic = tokens * flops_per_token(work, model, plan) / gpu.bfloat16_flops / share
     each = _MICRO_BATCH_SECONDS + _GRADIENT_PASSES * state.gradients / gpu.memory_rate
-    each += _collective_bytes(work, model) / _link_rate(work, hardware)
+    each += _collective_bytes(work, model) / _link_rate(setup)
     stream_rate = gpu.pcie_rate * _PCIE_SHARE
     step = 2 * state.changed / gpu.memory_rate
     if plan.optimizer_offload:
@@ -126,15 +126,14 @@ def _collective_bytes(work: Workload, model: ModelShape) -> float:
     return others * (2 * model.weight_bytes + 4 * model.trained_parameters)
 
 
-def _link_rate(work: Workload, hardware: Hardware) -> float:
-    return _NETWORK_RATE if work.policy_pods > 1 else hardware.gpu_type.link_rate * _LINK_SHARE
+def _link_rate(setup: Setup) -> float:
+    return _NETWORK_RATE if setup.work.policy_pods > 1 else setup.hardware.gpu_type.link_rate * _LINK_SHARE
 
 
-def _weight_copy_seconds(
-    work: Workload, model: ModelShape, hardware: Hardware, plan: MemoryPlan, copies: Copies
-) -> float:
+def _weight_copy_seconds(setup: Setup, plan: MemoryPlan, copies: Copies) -> float:
     """Time that `policyOffload` adds. Trained weights move both ways; the others only back to the GPU, from their copy
     in host memory or from the model's files."""
-    state, rate = PolicyState(work, model), hardware.gpu_type.pcie_rate * _PCIE_SHARE
+    state = PolicyState(setup.work, setup.model)
+    rate = setup.hardware.gpu_type.pcie_rate * _PCIE_SHARE
     others = state.offloaded_weights(plan) - state.weights
     return 2 * state.weights / rate + others / (rate if copies.frozen else _FILE_RATE)

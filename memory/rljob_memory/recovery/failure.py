@@ -10,7 +10,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_api.step_report import Evidence
 from rljob_memory.budget import Phase as BudgetPhase
-from rljob_memory.budget import Place, Pod, Setup
+from rljob_memory.budget import Place, Pod, Setup, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.state import RecoveryState
@@ -152,7 +152,7 @@ class Case:
         """Memory of a policy's GPU or pod in `phase` that the plan needs less with the settings in `changed`: the
         difference of two budgets, negative if it needs more. Requires a setup."""
         assert self.setup is not None
-        before, after = (self.setup.budget(plan) for plan in (self.plan, self.plan.model_copy(update=changed)))
+        before, after = (budget(self.setup, plan) for plan in (self.plan, self.plan.model_copy(update=changed)))
         return before.total(place, phase) - after.total(place, phase)
 
     def number(self, *names: str) -> int | None:

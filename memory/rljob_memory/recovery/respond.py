@@ -21,7 +21,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Role
 from rljob_api.roles import LoraSpec
 from rljob_api.step_report import Evidence, MemoryPressure
-from rljob_memory.budget import Setup
+from rljob_memory.budget import Setup, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.model_shape import with_adapters
 from rljob_memory.recovery import messages
@@ -299,6 +299,6 @@ def _savings(setup: Setup, plan: MemoryPlan) -> dict[str, int]:
     smaller = {_MOMENTS: setup.with_work(moment_bytes=min(setup.work.moment_bytes, _BFLOAT16_BYTES))}
     if not setup.model.adapter_parameters:
         smaller[_ADAPTERS] = replace(setup, model=with_adapters(setup.model, LoraSpec().rank))
-    needed = setup.budget(plan).total("gpu", "optimizer")
-    saved = {setting: needed - other.budget(plan).total("gpu", "optimizer") for setting, other in smaller.items()}
+    needed = budget(setup, plan).total("gpu", "optimizer")
+    saved = {setting: needed - budget(other, plan).total("gpu", "optimizer") for setting, other in smaller.items()}
     return dict.fromkeys((_MOMENTS, _ADAPTERS), 0) | saved

@@ -179,7 +179,7 @@ def test_it_imports_neither_torch_nor_numpy_and_is_quick(tmp_path: Path) -> None
     began = _seconds_of_children()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert _seconds_of_children() - began < 1.5, "of which half are imports"
+    assert _seconds_of_children() - began < 3, "0.7 s if the machine does nothing else"
 
 
 def _seconds_of_children() -> float:

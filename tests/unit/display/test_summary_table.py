@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_client.run_directory.summary import summarize
+from rljob_memory.budget import budget
 from rljob_memory.recovery.other_machine import plan_facts
 from rljob_testing.memory_plans import memory_plan, memory_setup
 from rljob_trainer.display.run_display import clock, plain_console, short_seconds, sparkline
@@ -49,9 +50,9 @@ def test_it_compares_peaks_and_seconds_with_the_prediction() -> None:
         ],
         ExitCode.COMPLETE,
     )
-    predicted = setup.budget(plan).in_torch("policy", "update") / (1 << 30)
+    predicted = budget(setup, plan).in_torch("policy", "update") / (1 << 30)
     assert f"2.00 GiB  reserved by torch on its GPU; {predicted:.2f} predicted" in text
-    assert f"60%  600 ms  {short_seconds(setup.budget(plan).seconds('rollout'))} predicted" in text
+    assert f"60%  600 ms  {short_seconds(budget(setup, plan).seconds('rollout'))} predicted" in text
 
 
 @pytest.mark.parametrize(

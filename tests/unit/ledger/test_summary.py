@@ -11,6 +11,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord, RewardStatistics
 from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend
 from rljob_client.run_directory.summary import PeakMemory, Summary, summarize
+from rljob_memory.budget import budget
 from rljob_memory.recovery.other_machine import plan_facts
 from rljob_testing.memory_plans import memory_plan, memory_setup
 from tests.unit.ledger.samples import GIB, plan_change_record, step_record
@@ -56,7 +57,7 @@ def test_peaks_and_seconds_stand_next_to_those_of_the_last_plans_budget() -> Non
         update={"plan": plan.model_dump(mode="json", by_alias=True), "plan_facts": plan_facts(setup)}
     )
     step = step_record(1, memory_bytes={"policy-0": {"update": GIB}, "rollout-0": {"rollout": 2 * GIB}})
-    predicted, summary = setup.budget(plan), summary_of([begun, step])
+    predicted, summary = budget(setup, plan), summary_of([begun, step])
     peaks = {role: peak.predicted_gib for role, peak in summary.peak_memory.items()}
     assert peaks == {
         "policy": predicted.in_torch("policy", "update") / GIB,
@@ -64,7 +65,7 @@ def test_peaks_and_seconds_stand_next_to_those_of_the_last_plans_budget() -> Non
     }
     assert summary.predicted_seconds == predicted.seconds_by_phase
     changed = plan_change_record(2)
-    assert summary_of([begun, changed, step]).predicted_seconds == setup.budget(changed.plan).seconds_by_phase
+    assert summary_of([begun, changed, step]).predicted_seconds == budget(setup, changed.plan).seconds_by_phase
     for facts in ({}, plan_facts(memory_setup(device="cpu")), {"parameters": 7}):
         other = begun.model_copy(update={"plan_facts": facts})
         assert summary_of([other, step]).predicted_seconds == {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.topology import Topology
-from rljob_memory.budget import Setup, compiles_ahead, copies_with_room
+from rljob_memory.budget import Setup, budget, compiles_ahead, copies_with_room
 from rljob_memory.budget.gpu import PolicyState, kv_bytes
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
@@ -223,7 +223,7 @@ def test_an_update_fits_if_one_sequence_does(gpu_gib: int, topology: Topology, f
         plan = first_plan(MemorySettings(), setup)
         if plan.micro_batch_tokens > work.max_sequence_tokens:
             fitting += 1
-            assert setup.budget(plan).peak("gpu", "update") <= 0.9 * gpu_gib * GIB
+            assert budget(setup, plan).peak("gpu", "update") <= 0.9 * gpu_gib * GIB
     assert fitting or gpu_gib < 40
 
 
@@ -243,7 +243,7 @@ def test_the_policys_weights_make_room_for_the_kv_cache(
     assert plan.policy_offload
     assert kv_bytes(LONG_STEP, model, most) <= plan.kv_cache_bytes < kv_bytes(LONG_STEP, model, most + 1)
     holds_frozen = host_gib * 0.95 * GIB > 2 * model.weight_bytes + 6 * GIB  # the exported model comes on top
-    assert copies_with_room(LONG_STEP, model, hardware, plan).frozen == holds_frozen
+    assert copies_with_room(Setup(LONG_STEP, model, hardware), plan).frozen == holds_frozen
     kept = planned(hardware, model, LONG_STEP, fused=True, policyOffload="Disabled")
     assert not kept.policy_offload
     assert kept.kv_cache_bytes < plan.kv_cache_bytes / 20
@@ -312,7 +312,7 @@ def test_a_host_holds_snapshots_in_half_of_its_memory(
     host_gib: float, model: ModelShape, work: Workload, kept: bool
 ) -> None:
     plan = planned(gpu(140, host_gib), model, work)
-    assert copies_with_room(work, model, gpu(140, host_gib), plan).snapshot is kept
+    assert copies_with_room(Setup(work, model, gpu(140, host_gib)), plan).snapshot is kept
 
 
 TWO = replace(LONG_STEP, policy_ranks=2, engines=2)
@@ -341,7 +341,7 @@ def test_the_policy_compiles_while_the_engine_starts_if_both_have_room(
     hardware: Hardware, step: Workload, settings: dict[str, Any], ahead: bool
 ) -> None:
     plan = planned(hardware, QWEN3_8B, step, **settings)
-    assert compiles_ahead(step, QWEN3_8B, hardware, plan) is ahead
+    assert compiles_ahead(Setup(step, QWEN3_8B, hardware), plan) is ahead
 
 
 # --- any machine ---

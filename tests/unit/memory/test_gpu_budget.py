@@ -33,7 +33,7 @@ QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, i
 
 def state_bytes(model: ModelShape, work: Workload, **plan: Any) -> int:
     """Memory of a rank between updates, in its tensors."""
-    return budget(work, model, H200, memory_plan(**plan)).in_torch("policy", "checkpoint")
+    return budget(Setup(work, model, H200), memory_plan(**plan)).in_torch("policy", "checkpoint")
 
 
 def test_a_policy_rank_holds_its_share_of_float32_weights_and_moments() -> None:
@@ -107,7 +107,7 @@ def test_the_kv_cache_counts_whole_blocks_of_keys_and_values() -> None:
 
 
 def engine(work: Workload, phase: Any, **plan: Any) -> int:
-    return budget(work, MODEL, H200, memory_plan(**plan)).of("gpu", owner="engine").total("gpu", phase)
+    return budget(Setup(work, MODEL, H200), memory_plan(**plan)).of("gpu", owner="engine").total("gpu", phase)
 
 
 def test_an_engine_on_several_gpus_keeps_nccl_buffers_on_each_also_asleep() -> None:
@@ -146,15 +146,15 @@ def test_engines_and_ranks_share_the_sequences_of_a_step() -> None:
 
 
 def test_engines_apart_use_no_memory_of_the_policys_gpus() -> None:
-    apart = budget(replace(WORK, topology="Disaggregated"), MODEL, H200, memory_plan())
+    apart = budget(Setup(replace(WORK, topology="Disaggregated"), MODEL, H200), memory_plan())
     assert {line.owner for line in apart.uses("gpu", "rollout")} == {"policy"}
     assert {line.owner for line in apart.uses("gpu", "update", pod="rollout")} == {"engine"}, "it never sleeps"
     assert list(apart.pods()) == ["policy", "rollout"]
-    assert list(budget(WORK, MODEL, H200, memory_plan()).pods()) == ["policy"]
+    assert list(budget(Setup(WORK, MODEL, H200), memory_plan()).pods()) == ["policy"]
 
 
 def test_policy_offload_takes_the_weights_off_the_gpu_in_a_rollout_alone() -> None:
-    away, there = (budget(WORK, MODEL, H200, memory_plan(policy_offload=offload)) for offload in (True, False))
+    away, there = (budget(Setup(WORK, MODEL, H200), memory_plan(policy_offload=offload)) for offload in (True, False))
     freed = {phase: there.total("gpu", phase) - away.total("gpu", phase) for phase in ("rollout", "update", "sync")}
     assert freed == {"rollout": 2000, "update": 0, "sync": 0}
 

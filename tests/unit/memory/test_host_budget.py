@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Budget, Copies, budget, copies_with_room
+from rljob_memory.budget import Budget, Copies, Setup, budget, copies_with_room
 from rljob_memory.budget.host import USABLE_HOST_SHARE, checkpoint_bytes, loading_bytes
 from rljob_memory.hardware import ASSUMED, DeviceKind, Hardware
 from rljob_memory.model_shape import (
@@ -52,14 +52,14 @@ def predicted(
     job: RLJobSpec, model: ModelShape, plan: MemoryPlan, copies: Copies = ALL_COPIES, device: DeviceKind = "cuda"
 ) -> Budget:
     """The budget of a job on a machine that is not known."""
-    return budget(workload_of(job), model, ASSUMED[device], plan, copies)
+    return budget(Setup(workload_of(job), model, ASSUMED[device]), plan, copies)
 
 
 def used(
     plan: MemoryPlan, model: ModelShape = EIGHT_B, work: Workload = WORK, copies: Copies = ALL_COPIES
 ) -> dict[str, int]:
     """Predicted host memory of a worker with GPUs, by use."""
-    return uses(budget(work, model, ASSUMED["cuda"], plan, copies))
+    return uses(budget(Setup(work, model, ASSUMED["cuda"]), plan, copies))
 
 
 def uses(found: Budget) -> dict[str, int]:
@@ -70,7 +70,7 @@ def test_loading_needs_the_pieces_being_read_for_any_size() -> None:
     assert loading_bytes(EIGHT_B, "cuda") == 256 * MIB
     assert loading_bytes(replace(EIGHT_B, adapter_parameters=1_000_000), "cuda") == 256 * MIB + 4_000_000
     assert loading_bytes(EIGHT_B, "cpu") == 0, "less than an update adds to the weights"
-    memory = budget(ON_EIGHT_GPUS, EIGHT_B, ASSUMED["cuda"], ON_GPU, ALL_COPIES)
+    memory = budget(Setup(ON_EIGHT_GPUS, EIGHT_B, ASSUMED["cuda"]), ON_GPU, ALL_COPIES)
     assert uses(memory)["weights being read"] == 2 * GIB
     assert uses(memory)["copy for checkpoints"] == 96e9, "12 bytes per parameter, sharded"
     assert uses(memory)["pieces of a checkpoint"] == 8 * 512 * MIB
@@ -79,7 +79,7 @@ def test_loading_needs_the_pieces_being_read_for_any_size() -> None:
 
 
 def test_an_offloaded_state_is_pinned_and_needs_no_copy() -> None:
-    memory = budget(WORK, EIGHT_B, ASSUMED["cuda"], OFFLOADED, ALL_COPIES)
+    memory = budget(Setup(WORK, EIGHT_B, ASSUMED["cuda"]), OFFLOADED, ALL_COPIES)
     found = uses(memory)
     assert "copy for checkpoints" not in found
     assert found["pinned optimizer state"] == 80e9
@@ -145,13 +145,13 @@ def test_a_checkpoint_is_copied_if_the_host_has_room(given: dict[str, Any], plan
     held = sum(line.bytes for line in beside.uses("host", "update") if "pinned" not in line.use)
     for share, copied in ((0.99, False), (1.01, True)):
         host = Hardware("cuda", 80 * GIB, int(share * (held + needed_gb * 1e9) / USABLE_HOST_SHARE))
-        found = copies_with_room(workload_of(job), EIGHT_B, host, plan)
+        found = copies_with_room(Setup(workload_of(job), EIGHT_B, host), plan)
         assert (found.snapshot, found.checkpoint) == (False, copied)
 
 
 def test_a_snapshot_leaves_room_for_the_copy_of_a_checkpoint() -> None:
     host = Hardware("cuda", 80 * GIB, 360 * GIB)
-    found = copies_with_room(workload_of(spec(policy={"gpusPerReplica": 8})), EIGHT_B, host, ON_GPU)
+    found = copies_with_room(Setup(workload_of(spec(policy={"gpusPerReplica": 8})), EIGHT_B, host), ON_GPU)
     assert found == Copies(snapshot=True, checkpoint=True)
 
 
@@ -161,7 +161,7 @@ def test_frozen_weights_are_copied_if_the_exported_model_fits_too(host_gib: int,
     model = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, adapter_parameters=134_217_728)
     job, plan = spec(policy={"gpusPerReplica": 1, "lora": {"rank": 16}}), memory_plan(policy_offload=True)
     host = Hardware("cuda", 140 * GIB, host_gib * GIB)
-    copies = copies_with_room(workload_of(job), model, host, plan)
+    copies = copies_with_room(Setup(workload_of(job), model, host), plan)
     assert copies.frozen == copied
     assert predicted(job, model, plan, copies).peak("host") <= USABLE_HOST_SHARE * host.host_memory_bytes
 
@@ -209,7 +209,7 @@ def test_the_prediction_covers_a_recorded_run_and_is_not_far_off() -> None:
         optimizer_offload=False,
         sync_bucket_bytes=256 * MIB,
     )
-    memory = budget(workload, shape, ASSUMED["cpu"], plan, ALL_COPIES)
+    memory = budget(Setup(workload, shape, ASSUMED["cpu"]), plan, ALL_COPIES)
     for role, owner in (("policy", "policy"), ("rollout", "engine")):
         assert memory.of("host", owner=owner).peak("host") == rows[1]["predicted"][role]  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rljob_api.memory_plan import MemorySettings
-from rljob_memory.budget import Setup
+from rljob_memory.budget import Setup, budget
 from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice
@@ -79,7 +79,7 @@ def test_32b_on_four_gpus_recomputes_activations_rather_than_shrink_micro_batche
 def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> None:
     with_reference = setup(QWEN3_8B, replace(LONG_STEP, reference_model=True))
     seconds = [
-        with_reference.budget(best_choice(MemorySettings(), with_reference).plan.model_copy(update=changed)).seconds()
+        budget(with_reference, best_choice(MemorySettings(), with_reference).plan.model_copy(update=changed)).seconds()
         for changed in ({"optimizer_offload": True}, {"optimizer_offload": False})
     ]
     assert seconds[0] - seconds[1] > QWEN3_8B.weight_bytes / 40e9 * 10
@@ -90,7 +90,7 @@ def test_recomputed_activations_take_up_to_a_third_more_time_of_an_update() -> N
     one = setup(QWEN3_4B, LONG_STEP)
     plan = best_choice(MemorySettings(), one).plan
     kept, recomputed = (
-        one.budget(plan.model_copy(update={"activation_checkpointing": on})).seconds("update") for on in (False, True)
+        budget(one, plan.model_copy(update={"activation_checkpointing": on})).seconds("update") for on in (False, True)
     )
     assert 1.25 < recomputed / kept < 4 / 3
 
@@ -109,8 +109,8 @@ def test_phases_that_overlap_take_the_time_of_the_longer() -> None:
 def test_smaller_updates_hold_fewer_tokens_and_take_an_optimizer_step_each() -> None:
     whole, parts = (setup(QWEN3_4B, replace(LONG_STEP, updates_per_step=count)) for count in (1, 32))
     plan = best_choice(MemorySettings(), whole).plan
-    assert parts.budget(plan).bytes_of("activations", "gpu") < whole.budget(plan).bytes_of("activations", "gpu")
-    assert parts.budget(plan).seconds("update") > whole.budget(plan).seconds("update")
+    assert budget(parts, plan).bytes_of("activations", "gpu") < budget(whole, plan).bytes_of("activations", "gpu")
+    assert budget(parts, plan).seconds("update") > budget(whole, plan).seconds("update")
 
 
 def test_seconds_of_an_unnamed_gpu_are_those_of_the_closest_in_size() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Budget, Setup
+from rljob_memory.budget import Budget, Setup, budget
 from rljob_memory.budget.gpu import evenly_filled
 from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import shape_in_uri
@@ -112,7 +112,7 @@ def recorded_run(name: str, arm: Arm, row: dict[str, Any], gpu: str) -> Recorded
     hardware = Hardware("cuda", GPU_TYPES[gpu].memory_bytes, 512 * GIB, gpu=gpu, layers_compiled=True)
     setup = Setup(workload_of(spec), shape, hardware)
     plan = MemoryPlan.model_validate({key: value for key, value in row["plan"].items() if value is not None})
-    return Recorded(name, arm.model, row, setup, setup.budget(evenly_filled(setup.work, plan)))
+    return Recorded(name, arm.model, row, setup, budget(setup, evenly_filled(setup.work, plan)))
 
 
 RUNS = list(recorded())

@@ -123,7 +123,7 @@ class Attempt:
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
                 setup = planned.setup
-                copies = copies_with_room(setup.work, setup.model, setup.hardware, plan)
+                copies = copies_with_room(setup, plan)
                 return role_settings(
                     spec,
                     plan,
@@ -134,8 +134,7 @@ class Attempt:
                     allocator_environments=self.supervision.allocator_environments,
                     snapshots=copies.snapshot,
                     checkpoint_copy=bool(copies.checkpoint),
-                    compile_ahead=hosts.layers_compiled
-                    and compiles_ahead(setup.work, setup.model, setup.hardware, plan),
+                    compile_ahead=hosts.layers_compiled and compiles_ahead(setup, plan),
                     copy_frozen_weights=copies.frozen and not files_in_memory,
                 )
 

@@ -15,7 +15,7 @@ from rljob_client.errors import OutputUnavailable
 from rljob_client.plan_command import seconds_line
 from rljob_client.run_directory.durable_files import free_bytes
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.budget import Budget, Setup, facts_of, host
+from rljob_memory.budget import Budget, Setup, budget, facts_of, host
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
@@ -109,7 +109,7 @@ def plan_attempt(
             plan = rederived(plan, state.changes, fresh)
         shares_gpu = hosts.device == "cuda" and setup.work.is_colocated
         plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu)
-    predicted, available = setup.budget(plan), setup.hardware.host_memory_bytes
+    predicted, available = budget(setup, plan), setup.hardware.host_memory_bytes
     if hosts.device == "cuda":
         _announce(setup, predicted, display)
     needed = setup.work.policy_pods * predicted.peak("host")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_memory.budget import Place
+from rljob_memory.budget import Place, budget
 from rljob_memory.budget.gpu import SMALLEST_KV_CACHE_BYTES, smallest_kv_cache_bytes
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
@@ -65,7 +65,7 @@ def _weight_export(case: Case) -> Change | None:
 def _buffer_bytes(case: Case) -> int:
     if case.setup is None:
         return case.plan.sync_bucket_bytes
-    return case.setup.budget(case.plan).bytes_of("packed bucket", "gpu")
+    return budget(case.setup, case.plan).bytes_of("packed bucket", "gpu")
 
 
 SYNC_BUCKET = Family(

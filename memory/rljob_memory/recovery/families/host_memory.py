@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from rljob_api.plan_change import RemedyLevel
+from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.plan_settings import text_of
 from rljob_memory.recovery.failure import Case
@@ -86,7 +87,7 @@ def _can_replace_pods(case: Case) -> bool:
 def _wanted_limit_bytes(before: int, case: Case) -> int:
     predicted = 0
     if case.setup and case.role != "controller":
-        predicted = case.setup.budget(case.plan).peak("host", pod=case.pod)
+        predicted = budget(case.setup, case.plan).peak("host", pod=case.pod)
     wanted = max(before * _GROWTH, before + (case.need_bytes or 0), predicted)
     return ceil(wanted / MIB) * MIB  # as a whole quantity, for people
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Place, Setup
+from rljob_memory.budget import Place, budget
 from rljob_memory.budget.gpu import engine_sleeps, filled_chunk_tokens, filled_tokens
 from rljob_memory.budget.host import host_holds
 from rljob_memory.diagnosis import FailureClass
@@ -130,7 +129,7 @@ def _seen_at_most(case: Case, **after: int) -> int | None:
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
     if allocated is None or requested is None or not case.on_gpu:
         return saved
-    needed = case.setup.budget(case.plan.model_copy(update=after)).in_torch("policy", "update")
+    needed = budget(case.setup, case.plan.model_copy(update=after)).in_torch("policy", "update")
     return min(saved, max(allocated + requested - needed, requested // 2))
 
 
@@ -190,13 +189,9 @@ def _policy_offload(case: Case) -> Change | None:
     setup, plan = case.setup, case.plan
     if setup is None or plan.policy_offload or not case.on_gpu or not engine_sleeps(setup.work, plan):
         return None
-    if not _engine_had_its_kv_cache(case) or not _host_holds(setup, plan.model_copy(update={"policy_offload": True})):
+    if not _engine_had_its_kv_cache(case) or not host_holds(setup, plan.model_copy(update={"policy_offload": True})):
         return None
     return Change(True, case.freed_bytes({"policy_offload": True}, "rollout"))
-
-
-def _host_holds(setup: Setup, plan: MemoryPlan) -> bool:
-    return host_holds(setup.work, setup.model, setup.hardware, plan)
 
 
 def _engine_had_its_kv_cache(case: Case) -> bool:
@@ -245,7 +240,7 @@ def _optimizer_offload(case: Case) -> Change | None:
         if not offloaded or free is None or free < -case.freed_bytes({"optimizer_offload": False}, "update"):
             return None
         return Change(False, case.freed_bytes({"optimizer_offload": False}, "rollout", "host"))
-    if offloaded or not _host_holds(setup, case.plan.model_copy(update={"optimizer_offload": True})):
+    if offloaded or not host_holds(setup, case.plan.model_copy(update={"optimizer_offload": True})):
         return None
     in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
     freed = case.freed_bytes({"optimizer_offload": True}, "optimizer" if in_a_step else "sync")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel
-from rljob_memory.budget import Place
+from rljob_memory.budget import Place, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import PolicyGrowth
 from rljob_memory.recovery.failure import Case
@@ -123,7 +123,7 @@ def _freed_bytes(case: Case, before: int, after: int) -> int | None:
     if case.setup is None:
         return None
     place: Place = "gpu" if case.on_gpu else "host"
-    sizes = [case.setup.with_work(policy_ranks=ranks).budget(case.plan) for ranks in (before, after)]
+    sizes = [budget(case.setup.with_work(policy_ranks=ranks), case.plan) for ranks in (before, after)]
     now, then = (size.total(place, "optimizer") for size in sizes)
     return max(now - then, 0)
 
