@@ -148,10 +148,15 @@ class Case:
         is_apart = self.setup is not None and not self.setup.work.is_colocated
         return "rollout" if self.role == "rollout" and is_apart else "policy"
 
-    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase, place: Place = "gpu") -> int:
-        """Memory of a policy's GPU or pod in `phase` that the plan needs less with the settings in `changed`: the
-        difference of two budgets, negative if it needs more. Requires a setup."""
-        assert self.setup is not None
+    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase, place: Place | None = None) -> int | None:
+        """Memory of the policy's GPU or pod in `phase` that the plan needs less with the settings in `changed`: the
+        difference of two budgets, negative if it needs more; None without a setup.
+
+        `place`: None for that of models and activations.
+        """
+        if self.setup is None:
+            return None
+        place = place or ("gpu" if self.on_gpu else "host")
         before, after = (budget(self.setup, plan) for plan in (self.plan, self.plan.model_copy(update=changed)))
         return before.total(place, phase) - after.total(place, phase)
 

@@ -38,9 +38,7 @@ def _sync_bucket(case: Case) -> Change | None:
     in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
     if in_shared_memory and case.on_gpu:
         return None
-    if setup is None:
-        return Change(after, None)
-    place: Place = "shm" if in_shared_memory else "gpu" if case.on_gpu else "host"
+    place: Place | None = "shm" if in_shared_memory else None
     return Change(after, case.freed_bytes({"sync_bucket_bytes": after}, "sync", place))
 
 
@@ -103,8 +101,6 @@ def _rollout_sleep(case: Case) -> Change | None:
     level, on_host = case.plan.rollout_sleep_level, case.failure_class is FailureClass.HOST_MEMORY
     if level != 1 if on_host else level > 0 or case.role != "policy":
         return None
-    if case.setup is None:
-        return Change("Level2", None)
     return Change("Level2", case.freed_bytes({"rollout_sleep": "Level2"}, "update", "host" if on_host else "gpu"))
 
 

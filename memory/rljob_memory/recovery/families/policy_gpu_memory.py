@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_memory.budget import Place, budget
+from rljob_memory.budget import budget
 from rljob_memory.budget.gpu import engine_sleeps, filled_chunk_tokens, filled_tokens
 from rljob_memory.budget.host import host_holds
 from rljob_memory.diagnosis import FailureClass
@@ -123,11 +123,9 @@ def _seen_at_most(case: Case, **after: int) -> int | None:
     Then the visible effect is at most the memory in use plus the failed request, less the need `after` the change; but
     at least half of the request.
     """
-    if case.setup is None:
-        return None
-    saved = case.freed_bytes(dict(after), "update", "gpu" if case.on_gpu else "host")
+    saved = case.freed_bytes(dict(after), "update")
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
-    if allocated is None or requested is None or not case.on_gpu:
+    if case.setup is None or saved is None or allocated is None or requested is None or not case.on_gpu:
         return saved
     needed = budget(case.setup, case.plan.model_copy(update=after)).in_torch("policy", "update")
     return min(saved, max(allocated + requested - needed, requested // 2))
@@ -158,10 +156,8 @@ def _activation_checkpointing(case: Case) -> Change | None:
     """Expected: the tokens of a full micro-batch times the activation bytes that a token no longer keeps."""
     if case.plan.activation_checkpointing or not case.in_update:
         return None
-    if case.setup is None:
-        return Change(True, None)
-    place: Place = "gpu" if case.on_gpu else "host"
-    return Change(True, max(case.freed_bytes({"activation_checkpointing": True}, "update", place), 0))
+    freed = case.freed_bytes({"activation_checkpointing": True}, "update")
+    return Change(True, None if freed is None else max(freed, 0))
 
 
 ACTIVATION_CHECKPOINTING = Family(
@@ -236,15 +232,15 @@ def _optimizer_offload(case: Case) -> Change | None:
         helps = is_read and not offloaded and case.failure_class in _OUTSIDE_THE_UPDATE
         return Change(True, None) if helps else None
     if case.failure_class is FailureClass.HOST_MEMORY:
-        free = case.device_free_bytes
-        if not offloaded or free is None or free < -case.freed_bytes({"optimizer_offload": False}, "update"):
+        free, added = case.device_free_bytes, case.freed_bytes({"optimizer_offload": False}, "update")
+        if not offloaded or free is None or added is None or free < -added:
             return None
         return Change(False, case.freed_bytes({"optimizer_offload": False}, "rollout", "host"))
     if offloaded or not host_holds(setup, case.plan.model_copy(update={"optimizer_offload": True})):
         return None
     in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
     freed = case.freed_bytes({"optimizer_offload": True}, "optimizer" if in_a_step else "sync")
-    return Change(True, freed) if freed > 0 else None
+    return Change(True, freed) if freed and freed > 0 else None
 
 
 OPTIMIZER_OFFLOAD = Family(
