@@ -14,13 +14,13 @@ def worker_pod_name(job: str, role: Role, index: int) -> str:
     return f"{job}-{role}-{index}"
 
 
-def service_name(job: str) -> str:
-    """Headless Service in front of the controller pod: the address of the Ray head."""
-    return f"{job}-controller"
-
-
 SHARED_ACCOUNT = "rljob-controllers"
 """ServiceAccount of the controllers of a namespace; also its Role and RoleBinding. The chart's policy names it too."""
+
+CONTROLLER_SERVICE = "rljob-controllers"
+RENDEZVOUS_SERVICE = "rljob-rendezvous"
+"""Headless Services of a namespace: of the controllers, and of the first pods of other trainers. A pod's address is its
+name, followed by that of the Service."""
 
 
 def service_account_name(job: str) -> str:

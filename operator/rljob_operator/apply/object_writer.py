@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -42,6 +44,8 @@ from rljob_operator.reconcile.observed import ObservedJob
 _log = structlog.get_logger(__name__)
 
 _JOBS_REMEMBERED = 1024
+_SHARED_KNOWN_SECONDS = 60.0
+"""Time after which the objects that jobs share are applied again for the next one: somebody may have deleted them."""
 
 
 @dataclass(slots=True)
@@ -54,6 +58,18 @@ class _Made:
     uids: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _MadeForNamespace(_Made):
+    """Objects applied for all jobs of one namespace."""
+
+    uid: str = ""
+    attempt: str | None = None
+    applied_at: float = -math.inf
+    """Time on the monotonic clock."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are applied: the other jobs of the namespace would apply them too."""
+
+
 class ObjectWriter:
     """Writes the objects and pods of jobs. `saw` is called with each pod that a write returned."""
 
@@ -61,8 +77,7 @@ class ObjectWriter:
         self._client = client
         self._saw = saw
         self._made: OrderedDict[Key, _Made] = OrderedDict()
-        self._shared: OrderedDict[str, _Made] = OrderedDict()
-        """Objects that all jobs of a namespace use, by namespace."""
+        self._shared: OrderedDict[str, _MadeForNamespace] = OrderedDict()
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
@@ -96,8 +111,16 @@ class ObjectWriter:
                 made.digests[key] = b""
         pods = [manifest for manifest in desired.create if _is_pod(manifest)]
         others = [manifest for manifest in desired.create if not _is_pod(manifest)]
-        applies = [partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(desired.apply)]
-        await in_waves(applies + [partial(self._create_once, manifest, job, made) for manifest in others], LARGEST_WAVE)
+        shared = [manifest for manifest in desired.apply if is_shared(manifest)]
+        own = [manifest for manifest in desired.apply if not is_shared(manifest)]
+        await in_waves(
+            [
+                partial(self._make_shared, shared, job),
+                *(partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(own)),
+                *(partial(self._create_once, manifest, job, made) for manifest in others),
+            ],
+            LARGEST_WAVE,
+        )
         try:
             await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
         except Forbidden as error:
@@ -127,10 +150,19 @@ class ObjectWriter:
         except NotFound as error:
             raise MissingObject(CONFIG_MAPS.kind, required) from error
 
+    async def _make_shared(self, manifests: Sequence[Manifest], job: ObservedJob) -> None:
+        """Apply the objects that all jobs of the namespace use, for one job at a time."""
+        if not manifests:
+            return
+        made = remembered(self._shared, job.namespace, _MadeForNamespace(), _JOBS_REMEMBERED)
+        async with made.turn:
+            if time.monotonic() - made.applied_at > _SHARED_KNOWN_SECONDS:
+                made.digests.clear()
+                made.applied_at = time.monotonic()
+            await self._apply_in_turn(manifests, job, made)
+
     async def _apply_in_turn(self, manifests: Sequence[Manifest], job: ObservedJob, made: _Made) -> None:
         for manifest in manifests:
-            if is_shared(manifest):
-                made = remembered(self._shared, job.namespace, _Made(uid="", attempt=None), _JOBS_REMEMBERED)
             key, digest = _key(manifest), _digest(manifest)
             if made.digests.get(key) != digest:
                 made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))

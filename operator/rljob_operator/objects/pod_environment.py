@@ -36,7 +36,7 @@ from rljob_operator.objects.supporting_objects import (
     RAY_PORT,
     RENDEZVOUS_PORT,
     TOKEN_KEY,
-    service_host,
+    first_pod_host,
 )
 
 EnvironmentEntries = list[dict[str, Any]]
@@ -84,7 +84,7 @@ def ray_entries(attempt: JobAttempt) -> EnvironmentEntries:
     """Additional variables of RLJob's own trainer."""
     token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name, attempt.uid), "key": TOKEN_KEY}}
     return [
-        {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
+        {"name": "RLJOB_RAY_HEAD", "value": f"{first_pod_host(attempt)}:{RAY_PORT}"},
         *literal_entries({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
         {"name": "RLJOB_ATTEMPT_SETTINGS", "value": f"{MANIFEST_DIRECTORY}/{ATTEMPT_SETTINGS_KEY}"},
         _from_label("RLJOB_PLAN_GENERATION", labels.PLAN_GENERATION),
@@ -99,7 +99,7 @@ def rendezvous_entries(attempt: JobAttempt, group: WorkerGroup) -> EnvironmentEn
         {"name": "PET_NNODES", "value": str(group.replicas)},
         _from_label("PET_NODE_RANK", labels.INDEX),
         {"name": "PET_NPROC_PER_NODE", "value": str(max(group.gpus, 1))},
-        {"name": "PET_MASTER_ADDR", "value": service_host(attempt)},
+        {"name": "PET_MASTER_ADDR", "value": first_pod_host(attempt)},
         {"name": "PET_MASTER_PORT", "value": str(RENDEZVOUS_PORT)},
     ]
 

@@ -23,7 +23,7 @@ from rljob_operator.objects.pod_environment import (
 from rljob_operator.objects.pod_layout import WorkerGroup
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
 from rljob_operator.objects.predicted_memory import memory_request
-from rljob_operator.objects.supporting_objects import RAY_PORT, account_name
+from rljob_operator.objects.supporting_objects import RAY_PORT, account_name, service_name
 
 REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 """Ray's head, its object store apart, and one process without torch."""
@@ -143,7 +143,7 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, A
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": attempt.settings.termination_grace_seconds,
         "hostname": name,
-        "subdomain": names.service_name(attempt.name),
+        "subdomain": service_name(attempt),
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "securityContext": {

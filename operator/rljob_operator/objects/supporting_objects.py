@@ -26,7 +26,11 @@ RENDEZVOUS_PORT = 29500
 
 
 def build_service(attempt: JobAttempt) -> Manifest:
-    """Ready or not, the pod has its address: the others must join it before it can get ready."""
+    """The headless Service that gives the first pod of each job of the namespace an address, ready or not: the others
+    join it before it is ready.
+
+    One Service for each job would cost five writes: of the Service, and of its Endpoints and EndpointSlice, twice each.
+    """
     if attempt.own_trainer:
         first, port_name, port = {labels.ROLE: "controller"}, "ray", RAY_PORT
     else:
@@ -34,18 +38,25 @@ def build_service(attempt: JobAttempt) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": object_metadata(attempt, names.service_name(attempt.name)),
+        "metadata": shared_metadata(attempt, service_name(attempt)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {labels.JOB_UID: attempt.uid, **first},
+            "selector": {labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR, **first},
             "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
         },
     }
 
 
-def service_host(attempt: JobAttempt) -> str:
-    return f"{names.service_name(attempt.name)}.{attempt.namespace}.svc"
+def service_name(attempt: JobAttempt) -> str:
+    return names.CONTROLLER_SERVICE if attempt.own_trainer else names.RENDEZVOUS_SERVICE
+
+
+def first_pod_host(attempt: JobAttempt) -> str:
+    """Address of the pod that the others join: the Ray head, or the first worker of another trainer."""
+    name = attempt.name
+    pod = names.controller_pod_name(name) if attempt.own_trainer else names.worker_pod_name(name, "policy", 0)
+    return f"{pod}.{service_name(attempt)}.{attempt.namespace}.svc"
 
 
 TOKEN_KEY = "token"
