@@ -69,7 +69,7 @@ class Executor:
         added = {"finalizers": [*job.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
         if claimed or added:
             version = await self._patch_metadata(job, version, {**claimed, **added})
-        refusal = await self._objects.make_objects_or_refusal(desired, job)
+        refusal = await self._objects.make(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
             await self.delete_workload(workload, job.namespace)

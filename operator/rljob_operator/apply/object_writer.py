@@ -85,12 +85,13 @@ class ObjectWriter:
 
     async def verify(self, manifests: Sequence[Manifest]) -> None:
         """Create those objects again that were deleted."""
-        await in_waves([partial(self._create_gone, them) for them in _in_turn(manifests)], LARGEST_WAVE)
+        for stage in _stages(manifests):
+            await in_waves([partial(self._create_if_gone, manifest) for manifest in stage], LARGEST_WAVE)
 
-    async def make_objects_or_refusal(self, desired: Desired, job: ObservedJob) -> Exception | None:
-        """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
+    async def make(self, desired: Desired, job: ObservedJob) -> Exception | None:
+        """Apply and create the objects and pods. Returns a refusal that the decision knew of; raises others."""
         try:
-            await self._make_objects(desired, job)
+            await self._make(desired, job)
         except (Forbidden, Invalid, NotFound, WebhookFailed, MissingObject, ForeignObject, LeftBehind) as error:
             known = (
                 job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
@@ -100,7 +101,7 @@ class ObjectWriter:
             return error
         return None
 
-    async def _make_objects(self, desired: Desired, job: ObservedJob) -> None:
+    async def _make(self, desired: Desired, job: ObservedJob) -> None:
         if not (desired.apply or desired.create):
             return
         made = self._made_for(job, desired)
@@ -109,19 +110,15 @@ class ObjectWriter:
             if key not in made.digests:
                 await self._require(required)
                 made.digests[key] = b""
-        pods = [manifest for manifest in desired.create if _is_pod(manifest)]
-        others = [manifest for manifest in desired.create if not _is_pod(manifest)]
+        own, bindings = _stages([manifest for manifest in desired.apply if not is_shared(manifest)])
         shared = [manifest for manifest in desired.apply if is_shared(manifest)]
-        own = [manifest for manifest in desired.apply if not is_shared(manifest)]
-        await in_waves(
-            [
-                partial(self._make_shared, shared, job),
-                *(partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(own)),
-                *(partial(self._create_once, manifest, job, made) for manifest in others),
-            ],
-            LARGEST_WAVE,
-        )
+        created = [manifest for manifest in desired.create if not _is_pod(manifest)]
+        writes: list[Write] = [partial(self._apply_once, manifest, job, made) for manifest in own]
+        writes += [partial(self._create_once, manifest, job, made) for manifest in created]
+        await in_waves([partial(self._apply_shared, shared, job), *writes], LARGEST_WAVE)
+        await in_waves([partial(self._apply_once, manifest, job, made) for manifest in bindings])
         try:
+            pods = [manifest for manifest in desired.create if _is_pod(manifest)]
             await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
         except Forbidden as error:
             if f'serviceaccount "{SHARED_ACCOUNT}" not found' in error.message:
@@ -150,7 +147,7 @@ class ObjectWriter:
         except NotFound as error:
             raise MissingObject(CONFIG_MAPS.kind, required) from error
 
-    async def _make_shared(self, manifests: Sequence[Manifest], job: ObservedJob) -> None:
+    async def _apply_shared(self, manifests: Sequence[Manifest], job: ObservedJob) -> None:
         """Apply the objects that all jobs of the namespace use, for one job at a time."""
         if not manifests:
             return
@@ -159,14 +156,15 @@ class ObjectWriter:
             if time.monotonic() - made.applied_at > _SHARED_KNOWN_SECONDS:
                 made.digests.clear()
                 made.applied_at = time.monotonic()
-            await self._apply_in_turn(manifests, job, made)
+            for manifest in manifests:
+                await self._apply_once(manifest, job, made)
 
-    async def _apply_in_turn(self, manifests: Sequence[Manifest], job: ObservedJob, made: _Made) -> None:
-        for manifest in manifests:
-            key, digest = _key(manifest), _digest(manifest)
-            if made.digests.get(key) != digest:
-                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
-                made.digests[key] = digest
+    async def _apply_once(self, manifest: Manifest, job: ObservedJob, made: _Made) -> None:
+        """Apply the manifest, unless that was done already."""
+        key, digest = _key(manifest), _digest(manifest)
+        if made.digests.get(key) != digest:
+            made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
+            made.digests[key] = digest
 
     async def _create_or_apply(self, manifest: Manifest, job: ObservedJob, uid: str | None) -> str:
         """Create the object, or apply the manifest to the one that the job has; returns its uid."""
@@ -191,10 +189,6 @@ class ObjectWriter:
                 await self._uid_if_owned(manifest, job)
         made.digests[_key(manifest)] = b""
 
-    async def _create_gone(self, manifests: Sequence[Manifest]) -> None:
-        for manifest in manifests:
-            await self._create_if_gone(manifest)
-
     async def _create_if_gone(self, manifest: Manifest) -> None:
         resource, (kind, name), namespace = resource_of(manifest), _key(manifest), manifest["metadata"]["namespace"]
         if kind != SECRETS.kind:  # which the operator may not read
@@ -214,25 +208,21 @@ class ObjectWriter:
         return require_shared(metadata, kind) if is_shared(manifest) else require_owned(metadata, kind, job)
 
     async def _create_pod(self, manifest: Manifest, job: ObservedJob) -> None:
-        self._saw(await self._created_pod(manifest, job))
-
-    async def _created_pod(self, manifest: Manifest, job: ObservedJob) -> Object:
-        """The pod of this name, created or found. Raises NameTaken if it is not the job's."""
+        """Create the pod if the job does not have it yet. Raises NameTaken if another pod has its name."""
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         try:
-            return await self._client.create(PODS, manifest, namespace)
+            pod = await self._client.create(PODS, manifest, namespace)
         except AlreadyExists:
-            pass
-        try:
-            pod = await self._client.get(PODS, name, namespace)
-        except NotFound as error:
-            raise Conflict(f"pod {name} was deleted in the meantime") from error
-        owners = pod["metadata"].get("ownerReferences") or ()
-        if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
-            return pod
-        if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
-            raise LeftBehind(PODS.kind, name)
-        raise NameTaken(name)
+            try:
+                pod = await self._client.get(PODS, name, namespace)
+            except NotFound as error:
+                raise Conflict(f"pod {name} was deleted in the meantime") from error
+            owners = pod["metadata"].get("ownerReferences") or ()
+            if not any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
+                if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
+                    raise LeftBehind(PODS.kind, name) from None
+                raise NameTaken(name) from None
+        self._saw(pod)
 
 
 class NameTaken(Exception):
@@ -257,14 +247,11 @@ def _is_pod(manifest: Manifest) -> bool:
     return bool(manifest["kind"] == PODS.kind)
 
 
-def _in_turn(manifests: Sequence[Manifest]) -> list[list[Manifest]]:
-    """Objects that can be written at the same time. The API server refuses a RoleBinding without its Role."""
+def _stages(manifests: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
+    """Objects that can be written at the same time, and those that follow them: the API server refuses a RoleBinding
+    whose Role does not exist."""
     bindings = [manifest for manifest in manifests if manifest["kind"] == "RoleBinding"]
-    return [
-        [manifest, *bindings] if manifest["kind"] == "Role" else [manifest]
-        for manifest in manifests
-        if manifest not in bindings
-    ]
+    return [manifest for manifest in manifests if manifest not in bindings], bindings
 
 
 def _attempt(manifest: Manifest) -> str:
