@@ -30,7 +30,8 @@ OPERATOR_NAMESPACE = "rljob-system"
 CLIENTS = 8
 KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
 _LOOK_SECONDS = 5.0
-"""Each poll lists all objects; it is rare so that it does not affect the measurement."""
+"""Time between polls, of a thousand objects. Each poll lists all objects; it is rare so that it does not affect the
+measurement."""
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 _QUESTIONS = ("leases", "tokenreviews", "subjectaccessreviews")
 
@@ -130,7 +131,7 @@ def wait_until_all(api: ApiClient, count: int, condition: str, resource: str = "
             return there
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"expected {count} {resource} with {condition} after an hour, found {len(there)}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS * max(1.0, count / 1000))
 
 
 def transition(obj: Object, condition: str) -> str:
