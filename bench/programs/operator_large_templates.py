@@ -20,7 +20,7 @@ from rljob_api.job import RLJob
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import build_job_objects
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient

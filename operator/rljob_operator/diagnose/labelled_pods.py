@@ -19,7 +19,6 @@ from rljob_operator.apply.event_recorder import EventRecorder, Tokens, remembere
 from rljob_operator.diagnose.explanation import (
     ContainerEnd,
     OutOfMemoryCause,
-    Owner,
     container_ends,
     controller_of,
     explanation_of,
@@ -118,8 +117,7 @@ class LabelledPods:
         DIAGNOSED_FAILURES.labels(explanation.class_name, top.kind if top else "Pod").inc()
         _log.info("out of memory", namespace=end.namespace, pod=end.pod, cause=explanation.class_name)
         if top:
-            subject = Subject(top.api_version, top.kind, end.namespace, top.name, top.uid)
-            self._recorder.record_about(subject, _note(f"pod {end.pod}: {explanation.message}"))
+            self._recorder.record_about(top, _note(f"pod {end.pod}: {explanation.message}"))
 
 
 def _note(message: str) -> EventNote:
@@ -139,7 +137,7 @@ _VERSION = re.compile(r"v[0-9]+((alpha|beta)[0-9]+)?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-async def top_owner(client: ApiClient, end: ContainerEnd) -> Owner | None:
+async def top_owner(client: ApiClient, end: ContainerEnd) -> Subject | None:
     """The topmost verified owner; None if the pod has none of a known kind.
 
     Owner references are written by the author of an object: a reference counts only if an object of that name has
@@ -156,11 +154,11 @@ async def top_owner(client: ApiClient, end: ContainerEnd) -> Owner | None:
             break
         if metadata.get("uid") != claimed.uid:
             break
-        top, claimed = claimed, controller_of(metadata)
+        top, claimed = claimed, controller_of(metadata, end.namespace)
     return top
 
 
-def owner_resource(owner: Owner) -> Resource | None:
+def owner_resource(owner: Subject) -> Resource | None:
     """The resource of an owner of a known kind; None if its reference is not one that the API server would accept."""
     group, _, version = owner.api_version.partition("/")
     known = WORKLOAD_OWNERS.get((group, owner.kind))

@@ -10,13 +10,23 @@ from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import API_VERSION
 from rljob_api.plan_change import PlanChange
+from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
+from rljob_memory.planning.prediction import Prediction
 from rljob_operator import labels
-from rljob_operator.objects.pod_layout import PodLayout
+from rljob_operator.objects.pod_layout import PodLayout, predict_memory
 from rljob_operator.settings import OperatorSettings
 
 ControllerPlacement = Literal["GpuFreeNodes", "UntaintedNodes", "AnyNode"]
 Gang = Literal["Native", "Kueue", "Volcano"]
+
+CONTAINER = "rljob"
+"""Container of the trainer in every pod."""
+
+
+def template_path(role: str) -> str:
+    """Return the path of the template of a role in the manifest."""
+    return f"spec.{role}.template"
 
 
 @dataclass(frozen=True)
@@ -24,26 +34,17 @@ class JobAttempt:
     """A job, the number of the attempt, and everything else that its objects depend on."""
 
     job: RLJob
-
     settings: OperatorSettings
-
     namespace: str
-
     uid: str
-
     number: int
     """Number of the attempt, from 1."""
-
     plan: MemoryPlan | None
     """None until the trainer has reported its first plan."""
-
     controller_placement: ControllerPlacement
-
     gang: Gang
-
     plan_changes: tuple[PlanChange, ...] = ()
     """The latest changes of the plan, oldest first."""
-
     restarts_in_place: bool = False
     """The nodes can restart all containers of a pod by a restart rule."""
 
@@ -66,6 +67,10 @@ class JobAttempt:
         """torch in the worker pods; None if unknown."""
         return self.settings.trainer_torch_version if self.spec.trainer is None else self.spec.trainer.torch_version
 
+    def template(self, role: Role) -> PodTemplate:
+        """Return the user's overrides of the pods of a role."""
+        return getattr(self.spec, role).template or PodTemplate()
+
     @property
     def gpu_resource(self) -> str:
         return self.settings.gpu_resources[0]
@@ -73,6 +78,11 @@ class JobAttempt:
     @cached_property
     def layout(self) -> PodLayout:
         return PodLayout.of(self.spec)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """Memory and disk that the pods are predicted to need; None if that is unknown."""
+        return predict_memory(self.spec)
 
 
 # --- Metadata of objects ---
@@ -83,7 +93,7 @@ Manifest = dict[str, Any]
 
 
 def job_labels(attempt: JobAttempt, component: str) -> dict[str, str]:
-    """Labels of an object of `component`: a role, or `job` for what belongs to the job as a whole."""
+    """Return the labels of an object of `component`: a role, or `job` for what belongs to the job as a whole."""
     return {
         labels.JOB_NAME: attempt.name,
         labels.JOB_UID: attempt.uid,
@@ -96,7 +106,7 @@ def job_labels(attempt: JobAttempt, component: str) -> dict[str, str]:
 
 
 def pod_labels(attempt: JobAttempt, role: Role) -> dict[str, str]:
-    """Labels of the first pod of a role. Those of the installation too; RLJob's own win."""
+    """Return the labels of the first pod of a role: those of the installation, and RLJob's own, which win."""
     return {
         **attempt.settings.pod_labels,
         **job_labels(attempt, role),
@@ -108,17 +118,30 @@ def pod_labels(attempt: JobAttempt, role: Role) -> dict[str, str]:
 
 
 def object_metadata(attempt: JobAttempt, name: str, component: str = "job") -> dict[str, Any]:
-    """Metadata of an object that lives and goes with the job."""
+    """Return the metadata of an object that is deleted with the job."""
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "RLJob",
+        "name": attempt.name,
+        "uid": attempt.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     return {
         "name": name,
         "namespace": attempt.namespace,
         "labels": job_labels(attempt, component),
-        "ownerReferences": [owner_reference(attempt)],
+        "ownerReferences": [owner],
     }
 
 
+def job_object(attempt: JobAttempt, api_version: str, kind: str, name: str, **fields: Any) -> Manifest:
+    """Return an object that is deleted with the job."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": object_metadata(attempt, name), **fields}
+
+
 def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
-    """Metadata of an object that all jobs of the namespace use. It is the same for each of them, and no job owns it."""
+    """Return the metadata of an object that all jobs of the namespace use: the same for all, without an owner."""
     shared = {
         "app.kubernetes.io/name": "rljob",
         "app.kubernetes.io/part-of": "rljob",
@@ -129,16 +152,5 @@ def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
 
 
 def is_shared(manifest: Manifest) -> bool:
-    """True for an object that all jobs of the namespace use."""
+    """Return True for an object that all jobs of the namespace use."""
     return labels.SHARED in (manifest["metadata"].get("labels") or {})
-
-
-def owner_reference(attempt: JobAttempt) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RLJob",
-        "name": attempt.name,
-        "uid": attempt.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }

@@ -5,38 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rljob_api.quantity import shown
-from rljob_api.roles import PodTemplate
-from rljob_api.status import Role
+from rljob_api.topology import WorkerPods
 from rljob_memory.allocator import allocator_environment
 from rljob_operator import labels, names
 from rljob_operator.events import EventNote
-from rljob_operator.objects.allocator_override import RoleAllocator, role_allocator
-from rljob_operator.objects.attempt import JobAttempt, Manifest
-from rljob_operator.objects.gang_scheduling import build_pod_group, group_pod, queue_pod
-from rljob_operator.objects.placement import keep_off, place_controller, tolerate_gpu_nodes
-from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_resources import give_planned_memory, give_predicted_limit, refuse_gpus, require_gpus
+from rljob_operator.objects.allocator import allocator_of, default_allocator, settle_allocator
+from rljob_operator.objects.attempt import JobAttempt, Manifest, template_path
+from rljob_operator.objects.placement import (
+    build_pod_group,
+    exclude_nodes,
+    join_kueue_group,
+    join_volcano_group,
+    place_controller,
+    tolerate_gpu_nodes,
+)
+from rljob_operator.objects.pod_resources import apply_planned_memory, refuse_gpus, require_gpus, set_predicted_limit
 from rljob_operator.objects.pod_template import merge_template, role_of
 from rljob_operator.objects.pod_volumes import has_plan_file
 from rljob_operator.objects.pods import at_index, build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_operator.objects.supporting_objects import (
     RequiredObject,
-    build_account,
-    build_checkpoint_claim,
-    build_config_map,
-    build_network_policy,
-    build_ray_token_secret,
-    build_service,
-    build_step_report,
+    applied_objects,
+    created_objects,
     required_objects,
 )
-from rljob_operator.objects.template_checks import InvalidTemplate, require_quantities
 
 MAX_BYTES_OF_A_POD = 256 << 10
 """Size as JSON. Parsed, a pod takes up to sixteen times as much memory, and 24 requests are under way at once."""
@@ -78,29 +76,26 @@ def build_job_objects(attempt: JobAttempt, ray_token: str) -> JobObjects:
         ) from error
 
 
-_FREE_PARTS: dict[str, tuple[str, str, Any]] = {
-    "spec.controller.template": ("controller", "template", PodTemplate()),
-    "spec.policy.template": ("policy", "template", PodTemplate()),
-    "spec.rollout.template": ("rollout", "template", None),
-    "spec.checkpoint.volume": ("checkpoint", "volume", None),
-}
-"""Parts of a job that may have any content, with the field and its default."""
+_FREE_PARTS = ("spec.controller.template", "spec.policy.template", "spec.rollout.template", "spec.checkpoint.volume")
+"""Parts of a job that may have any content."""
 
 
 def _part_at_fault(attempt: JobAttempt, ray_token: str) -> str | None:
-    """Path of the first free part with which the objects cannot be built; None if they cannot be built without any
-    free part either: then it is a bug of RLJob."""
-    if not _can_be_built(attempt, (), ray_token):
+    """Return the path of the first free part with which the objects cannot be built; None if they cannot be built
+    without any free part either: then it is a bug of RLJob."""
+    if not _can_be_built(attempt, "", ray_token):
         return None
-    return next((path for path in _FREE_PARTS if not _can_be_built(attempt, (path,), ray_token)), "spec")
+    return next((path for path in _FREE_PARTS if not _can_be_built(attempt, path, ray_token)), "spec")
 
 
-def _can_be_built(attempt: JobAttempt, kept: Collection[str], ray_token: str) -> bool:
-    """True if the objects can be built with these of the free parts."""
+def _can_be_built(attempt: JobAttempt, kept: str, ray_token: str) -> bool:
     spec = attempt.job.spec
-    for path, (part, name, default) in _FREE_PARTS.items():
-        if path not in kept:
-            spec = spec.model_copy(update={part: getattr(spec, part).model_copy(update={name: default})})
+    for path in _FREE_PARTS:
+        _, name, field = path.split(".")
+        part = getattr(spec, name)
+        default = type(part).model_fields[field].get_default(call_default_factory=True)
+        if path != kept:
+            spec = spec.model_copy(update={name: part.model_copy(update={field: default})})
     try:
         _build(replace(attempt, job=attempt.job.model_copy(update={"spec": spec})), ray_token)
     except Exception:
@@ -109,14 +104,20 @@ def _can_be_built(attempt: JobAttempt, kept: Collection[str], ray_token: str) ->
 
 
 def _build(attempt: JobAttempt, ray_token: str) -> JobObjects:
-    allocators = {group.role: role_allocator(attempt, group) for group in attempt.layout.workers}
-    roles = _roles(attempt, allocators)
+    roles = _build_roles(attempt)
+    allocators = {role_of(role.pod): allocator_of(role.pod) for role in roles}
+    # Colocated engines run in the policy's pods, and have no template of their own.
+    if attempt.own_trainer and "rollout" not in allocators:
+        allocators["rollout"] = allocator_environment("rollout", attempt.settings.trainer_torch_version)
+    applied = applied_objects(attempt, allocators)
+    if attempt.gang == "Volcano":
+        applied.append(build_pod_group(attempt, [(role.pod, len(role.names)) for role in roles]))
     return JobObjects(
         require=required_objects(attempt),
-        apply=tuple(_applied(attempt, allocators, roles)),
-        create=tuple(_created(attempt, ray_token)),
+        apply=tuple(applied),
+        create=tuple(created_objects(attempt, ray_token)),
         pods=tuple(at_index(role.pod, index, name) for role in roles for index, name in enumerate(role.names)),
-        notices=tuple(_notices(attempt, allocators)),
+        notices=tuple(note for role in roles for note in role.notices) + _volume_notices(attempt),
     )
 
 
@@ -127,21 +128,25 @@ class _RolePods:
     pod: Manifest
     """The first one."""
     names: list[str]
+    notices: Sequence[EventNote] = ()
 
 
-def _roles(attempt: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[_RolePods]:
-    """The pods of each role, the controller first. Raises InvalidTemplate, also if all pods together are too large."""
-    roles = (
-        [_RolePods(_controller_pod(attempt), [names.controller_pod_name(attempt.name)])] if attempt.own_trainer else []
-    )
-    for group in attempt.layout.workers:
-        own_names = [names.worker_pod_name(attempt.name, group.role, index) for index in range(group.replicas)]
-        roles.append(_RolePods(_worker_pod(attempt, group, allocators[group.role]), own_names))
+def _build_roles(attempt: JobAttempt) -> list[_RolePods]:
+    """Build the pods of each role, the controller first. Raises InvalidTemplate, also if all pods together are too
+    large."""
+    roles = [_build_controller(attempt)] if attempt.own_trainer else []
+    roles += [_build_workers(attempt, group) for group in attempt.layout.workers]
     left_bytes = MAX_BYTES_OF_ALL_PODS
     for role in roles:
-        _join_gang(attempt, role.pod)
-        left_bytes -= _note_spec(role.pod) * len(role.names)
-        require_quantities(role.pod["spec"], f"spec.{role_of(role.pod)}.template.spec")
+        apply_planned_memory(role.pod, attempt)
+        match attempt.gang:
+            case "Kueue":
+                join_kueue_group(attempt, role.pod)
+            case "Volcano":
+                join_volcano_group(attempt, role.pod)
+            case "Native":
+                pass  # the operator itself releases pods that cannot all be placed
+        left_bytes -= _finish(role.pod) * len(role.names)
     if left_bytes < 0:
         raise InvalidTemplate(
             f"spec: expected at most {MAX_BYTES_OF_ALL_PODS >> 20} MiB for the manifests of all pods together, found "
@@ -151,42 +156,32 @@ def _roles(attempt: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[_
     return roles
 
 
-def _controller_pod(attempt: JobAttempt) -> Manifest:
-    path = "spec.controller.template"
-    pod = merge_template(build_controller_pod(attempt), attempt.spec.controller.template, path)
+def _build_controller(attempt: JobAttempt) -> _RolePods:
+    path = template_path("controller")
+    pod = merge_template(build_controller_pod(attempt), attempt.template("controller"), path)
     refuse_gpus(attempt, pod, path)
-    place_controller(pod["spec"], attempt.controller_placement, attempt.gpu_resource, f"{path}.spec")
-    give_planned_memory(pod, attempt.plan, f"{path}.spec")
-    return pod
+    place_controller(pod["spec"], attempt.controller_placement, attempt.gpu_resource)
+    return _RolePods(pod, [names.controller_pod_name(attempt.name)])
 
 
-def _worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: RoleAllocator) -> Manifest:
-    pod = merge_template(build_worker_pod(attempt, group, allocator.environment), allocator.template, group.path)
+def _build_workers(attempt: JobAttempt, group: WorkerPods) -> _RolePods:
+    before = build_worker_pod(attempt, group, default_allocator(attempt, group))
+    pod = merge_template(before, attempt.template(group.role), template_path(group.role))
     require_gpus(attempt, group, pod)
-    give_predicted_limit(pod, attempt.spec, group)
+    notices = settle_allocator(attempt, group, before, pod)
+    set_predicted_limit(pod, attempt, group)
     add_probe(attempt, pod)
-    if has_plan_file(attempt):
-        assert attempt.plan is not None
-        _annotate(pod, labels.MEMORY_PLAN, attempt.plan.model_dump_json(by_alias=True))
-    if group.gpus:
-        tolerate_gpu_nodes(pod["spec"], attempt.gpu_resource, f"{group.path}.spec")
     if attempt.plan is not None:
-        keep_off(pod["spec"], attempt.plan.excluded_nodes, f"{group.path}.spec")
-    give_planned_memory(pod, attempt.plan, f"{group.path}.spec")
-    return pod
+        exclude_nodes(pod["spec"], attempt.plan.excluded_nodes)
+        if has_plan_file(attempt):
+            _annotate(pod, labels.MEMORY_PLAN, attempt.plan.model_dump_json(by_alias=True))
+    if group.gpus:
+        tolerate_gpu_nodes(pod["spec"], attempt.gpu_resource)
+    all_names = [names.worker_pod_name(attempt.name, group.role, index) for index in range(group.replicas)]
+    return _RolePods(pod, all_names, notices)
 
 
-def _join_gang(attempt: JobAttempt, pod: Manifest) -> None:
-    match attempt.gang:
-        case "Kueue":
-            queue_pod(attempt, pod)
-        case "Volcano":
-            group_pod(attempt, pod)
-        case "Native":
-            pass  # the operator itself releases pods that cannot all be placed
-
-
-def _note_spec(pod: Manifest) -> int:
+def _finish(pod: Manifest) -> int:
     """Annotate the digest of the spec, and return the size of the pod in bytes of JSON. Raises InvalidTemplate if that
     is more than one pod may have."""
     spec = json.dumps(pod["spec"], sort_keys=True)
@@ -194,9 +189,9 @@ def _note_spec(pod: Manifest) -> int:
     size_bytes = len(spec) + len(json.dumps(pod["metadata"]))
     if size_bytes > MAX_BYTES_OF_A_POD:
         raise InvalidTemplate(
-            f"spec.{role_of(pod)}.template: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a pod, "
-            f"found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts into a "
-            "ConfigMap that the pods mount"
+            f"{template_path(role_of(pod))}: expected at most {MAX_BYTES_OF_A_POD >> 10} KiB for the manifest of a "
+            f"pod, found {math.ceil(size_bytes / 1024)} KiB; shorten the template and spec.env, and put long texts "
+            "into a ConfigMap that the pods mount"
         )
     return size_bytes
 
@@ -206,47 +201,12 @@ def _annotate(pod: Manifest, name: str, value: str) -> None:
     pod["metadata"]["annotations"] = {**(pod["metadata"].get("annotations") or {}), name: value}
 
 
-def _applied(attempt: JobAttempt, allocators: dict[Role, RoleAllocator], roles: list[_RolePods]) -> list[Manifest]:
-    objects = [_config_map(attempt, allocators), build_service(attempt)]
-    if attempt.own_trainer:
-        objects += build_account(attempt)
-    if attempt.settings.network_policy:
-        objects.append(build_network_policy(attempt))
-    if attempt.gang == "Volcano":
-        objects.append(build_pod_group(attempt, [(role.pod, len(role.names)) for role in roles]))
-    return objects
-
-
-def _created(attempt: JobAttempt, ray_token: str) -> list[Manifest]:
-    objects = [build_ray_token_secret(attempt, ray_token), build_step_report(attempt)] if attempt.own_trainer else []
-    if attempt.spec.checkpoint.volume is None:
-        objects.append(build_checkpoint_claim(attempt))
-    return objects
-
-
-def _config_map(attempt: JobAttempt, allocators: dict[Role, RoleAllocator]) -> Manifest:
-    """Colocated engines live in the policy's pods, and have no template of their own."""
-    if not attempt.own_trainer:
-        return build_config_map(attempt, None, None)
-    rollout = allocators.get("rollout")
-    rollout_environment = (
-        rollout.environment
-        if rollout is not None
-        else allocator_environment("rollout", attempt.settings.trainer_torch_version)
+def _volume_notices(attempt: JobAttempt) -> tuple[EventNote, ...]:
+    if "emptyDir" not in (attempt.spec.checkpoint.volume or {}):
+        return ()
+    message = (
+        "spec.checkpoint.volume is an emptyDir, which is deleted with its pod, so a restarted job begins at step 1; "
+        "delete the job and create it again with a volume that all pods share, or without the field: then the operator "
+        "creates a claim"
     )
-    return build_config_map(attempt, allocators["policy"].environment, rollout_environment)
-
-
-def _notices(attempt: JobAttempt, allocators: dict[Role, RoleAllocator]) -> list[EventNote]:
-    notices = [notice for allocator in allocators.values() for notice in allocator.notices]
-    if "emptyDir" in (attempt.spec.checkpoint.volume or {}):
-        notices.append(
-            EventNote(
-                "Warning",
-                "CheckpointVolumeNotShared",
-                "spec.checkpoint.volume is an emptyDir, which is deleted with its pod, so a restarted job begins at "
-                "step 1; delete the job and create it again with a volume that all pods share, or without the field: "
-                "then the operator creates a claim",
-            )
-        )
-    return notices
+    return (EventNote("Warning", "CheckpointVolumeNotShared", message),)

@@ -1,64 +1,39 @@
-"""Pods, GPUs and ranks of one attempt of a job: the only place that derives them from the spec."""
+"""Pods of a job, their GPUs, ranks and predicted memory, derived from its spec alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rljob_api.job import RLJobSpec
-from rljob_api.roles import PodTemplate
+from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.status import Role
-from rljob_api.topology import worker_pods
+from rljob_api.topology import WorkerPods, worker_pods
+from rljob_memory.planning.host_memory import DeviceKind, HostMemory
+from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
+from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
+from rljob_memory.planning.prediction import Prediction, predict_before_plan
 from rljob_operator.names import controller_pod_name, worker_pod_name
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerGroup:
-    """Worker pods that differ only in their index."""
-
-    role: Role
-    """Role of the pods: policy, or rollout if engines have pods of their own."""
-
-    replicas: int
-
-    gpus: int
-    """GPUs of each pod."""
-
-    processes: int
-    """Processes of the role in each pod."""
-
-    template: PodTemplate
-    """Overrides by the user."""
-
-    @property
-    def path(self) -> str:
-        """Path of the template in the manifest."""
-        return f"spec.{self.role}.template"
 
 
 @dataclass(frozen=True, slots=True)
 class PodLayout:
     """Pods of an attempt, and the processes in them."""
 
-    workers: tuple[WorkerGroup, ...]
+    workers: tuple[WorkerPods, ...]
     """Policy pods first."""
-
     has_controller: bool
     """RLJob's own trainer runs in the pods; another trainer has no controller pod."""
-
-    gpus_of_an_engine: int
+    gpus_per_engine: int
     """GPUs that report as one rank of the rollout: `tensorParallelSize` of another trainer; 1 of RLJob's own, which has
     a process for each."""
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> PodLayout:
-        own_trainer = spec.trainer is None
-        templates = {"policy": spec.policy.template, "rollout": spec.rollout.template or PodTemplate()}
+        if spec.trainer is None:
+            return cls(worker_pods(spec), has_controller=True, gpus_per_engine=1)
         # Another trainer runs all of its processes in the policy's pods.
-        pods = worker_pods(spec) if own_trainer else worker_pods(spec)[:1]
-        groups = tuple(
-            WorkerGroup(of.role, of.replicas, of.gpus, of.processes_per_pod, templates[of.role]) for of in pods
-        )
-        return cls(groups, own_trainer, 1 if own_trainer else spec.rollout.tensor_parallel_size)
+        return cls(worker_pods(spec)[:1], has_controller=False, gpus_per_engine=spec.rollout.tensor_parallel_size)
 
     @property
     def worker_count(self) -> int:
@@ -67,7 +42,7 @@ class PodLayout:
     @property
     def policy_ranks(self) -> int:
         """Ranks of the policy in all pods; each has a GPU, if the pods have any."""
-        return self.workers[0].replicas * self.workers[0].processes
+        return self.workers[0].processes
 
     @property
     def pod_count(self) -> int:
@@ -101,8 +76,60 @@ class PodLayout:
         """Processes of `role` in each of its pods, as they are numbered in reports."""
         if role == "controller":
             return 1
-        return max(self._group_of(role).processes // (self.gpus_of_an_engine if role == "rollout" else 1), 1)
+        return max(self._group_of(role).processes_per_pod // (self.gpus_per_engine if role == "rollout" else 1), 1)
 
-    def _group_of(self, role: Role) -> WorkerGroup:
+    def _group_of(self, role: Role) -> WorkerPods:
         """The pods that contain the processes of `role`. Colocated engines are in the policy's pods."""
         return next((group for group in self.workers if group.role == role), self.workers[0])
+
+
+# --- Predicted memory ---
+
+
+def predict_memory(spec: RLJobSpec) -> Prediction | None:
+    """Return the prediction; None for another trainer, and for a model whose size is not in its URI."""
+    if spec.trainer is not None:
+        return None
+    device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
+    shape = shape_in_uri(spec, compute_bytes(spec, device))
+    return None if shape is None else predict_before_plan(spec, shape, device)
+
+
+def _host_memory(prediction: Prediction | None, role: Role) -> HostMemory | None:
+    if prediction is None or role == "controller":
+        return None
+    return prediction.rollout if role == "rollout" else prediction.worker
+
+
+def predicted_request(prediction: Prediction | None, role: Role) -> str | None:
+    """Return the memory request of a worker whose template has none; None if nothing is predicted."""
+    host = _host_memory(prediction, role)
+    return byte_quantity(request_bytes(host.peak_bytes)) if host else None
+
+
+def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
+    """Return the memory limit of the role's pods that follows from the prediction.
+
+    None if it is the user's, or a LimitRange's, or if nothing is predicted. `limits: {memory: null}` in the template
+    keeps a pod without a limit.
+    """
+    host = _host_memory(predict_memory(spec), role)
+    if host is None:
+        return None
+    resources = resources_in(getattr(spec, role).template)
+    limits, requests = resources.get("limits"), resources.get("requests")
+    if isinstance(limits, Mapping) and "memory" in limits:
+        return None
+    requested = requests.get("memory") if isinstance(requests, Mapping) else None
+    try:
+        return limit_bytes(host.peak_bytes, quantity_bytes(requested) if requested else 0)
+    except ValueError:
+        return None  # a quantity that only the API server understands, such as 4e9
+
+
+def low_memory_limit(spec: RLJobSpec) -> str | None:
+    """Return a message about memory limits of the user that are below the prediction; None if there are none."""
+    if all(memory_limit_in(template) is None for template in (spec.policy.template, spec.rollout.template)):
+        return None
+    prediction = predict_memory(spec)
+    return None if prediction is None else "; ".join(message for _, message in low_limits(spec, prediction)) or None

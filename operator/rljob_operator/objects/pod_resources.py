@@ -3,99 +3,69 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.job import RLJobSpec
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.quantity import byte_quantity, quantity_bytes
-from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_template import is_controller, own_container
+from rljob_api.quantity import byte_quantity, quantity_value, shown
+from rljob_api.topology import WorkerPods
+from rljob_operator.objects.attempt import JobAttempt, template_path
+from rljob_operator.objects.pod_layout import predicted_limit_bytes
+from rljob_operator.objects.pod_template import Pod, is_controller, limits_and_requests, own_container
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.objects.predicted_memory import predicted_limit_bytes
-from rljob_operator.objects.template_checks import InvalidTemplate, limits_and_requests
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 
 _GPU = re.compile(r"nvidia\.com/mig-.*|[^/]*gpu[^/]*/.*|.*/.*gpu.*", re.IGNORECASE)
 """Resources that are GPUs by their name: amd.com/gpu, gpu.intel.com/i915, nvidia.com/mig-1g.5gb. Not network adapters
 such as nvidia.com/hostdev, which workers may need."""
 
 _COUNT = re.compile("[0-9]{1,9}")
-_MAX_SHOWN = 40
-"""Characters of a value in a message."""
+"""A number of GPUs. `int` takes more texts, such as ² and a number of any length."""
 
 
-def refuse_gpus(attempt: JobAttempt, pod: dict[str, Any], path: str) -> None:
+def refuse_gpus(attempt: JobAttempt, pod: Pod, path: str) -> None:
     """Raise InvalidTemplate if a container of the controller pod requests a GPU."""
-    _refuse_claims(pod, path)
-    for container in _containers(pod):
-        for resource in _requested_gpus(container, attempt, path):
-            raise InvalidTemplate(
-                f"{path}.spec: the container {container['name']} requests {resource}, but the controller never "
-                "uses a GPU; write it under spec.policy, or remove it"
-            )
+    for container, resource in _requested_gpus(attempt, pod, path):
+        raise InvalidTemplate(
+            f"{path}.spec: the container {container['name']} requests {resource}, but the controller never "
+            "uses a GPU; write it under spec.policy, or remove it"
+        )
 
 
-def require_gpus(attempt: JobAttempt, group: WorkerGroup, pod: dict[str, Any]) -> None:
+def require_gpus(attempt: JobAttempt, group: WorkerPods, pod: Pod) -> None:
     """Raise InvalidTemplate if the container `rljob` does not request `gpusPerReplica` GPUs of a configured kind, or if
     another container requests any."""
-    _refuse_claims(pod, group.path)
     own, kinds = own_container(pod), attempt.settings.gpu_resources
-    assert own is not None
-    for container in _containers(pod):
-        for resource in _requested_gpus(container, attempt, group.path):
-            if container is not own:
-                raise InvalidTemplate(
-                    f"{group.path}.spec: the container {container['name']} requests {resource}, but only the container "
-                    f"{own['name']} may: it has all GPUs of the pod, spec.{group.role}.gpusPerReplica; remove it"
-                )
-            if resource not in kinds and _GPU.fullmatch(resource):
-                raise InvalidTemplate(
-                    f"{group.path}.spec.containers[{own['name']}].resources: {resource} is not among the GPUs of this "
-                    f"installation ({', '.join(kinds)}); remove it, or let an administrator add it to "
-                    "jobs.gpuResources of the operator's chart"
-                )
-    path = f"{group.path}.spec.containers[{own['name']}].resources.limits"
-    limits, _ = limits_and_requests(own, group.path)
-    asked = {resource: _count(limits[resource], f"{path}.{resource}") for resource in kinds if resource in limits}
-    if (found := sum(asked.values())) != group.gpus:
-        several = f" ({', '.join(asked)})" if len(asked) > 1 else ""
+    template = template_path(group.role)
+    path = f"{template}.spec.containers[{own['name']}].resources"
+    for container, resource in _requested_gpus(attempt, pod, template):
+        if container is not own:
+            raise InvalidTemplate(
+                f"{template}.spec: the container {container['name']} requests {resource}, but only the container "
+                f"{own['name']} may: it has all GPUs of the pod, spec.{group.role}.gpusPerReplica; remove it"
+            )
+        if resource not in kinds and _GPU.fullmatch(resource):
+            raise InvalidTemplate(
+                f"{path}: {resource} is not among the GPUs of this installation ({', '.join(kinds)}); remove it, or "
+                "let an administrator add it to jobs.gpuResources of the operator's chart"
+            )
+    counts = {kind: count for kind, count in limits_and_requests(own)[0].items() if kind in kinds}
+    for kind, count in counts.items():
+        if not _COUNT.fullmatch(str(count)):
+            raise InvalidTemplate(f"{path}.limits.{kind}: expected a number of GPUs, found {shown(count)}; correct it")
+    if (found := sum(map(int, counts.values()))) != group.gpus:
+        several = f" ({', '.join(counts)})" if len(counts) > 1 else ""
         raise InvalidTemplate(
-            f"{path}: expected {group.gpus} GPUs, found {found}{several}; write spec.{group.role}.gpusPerReplica, and "
-            f"here only another kind of GPU, one of {', '.join(kinds)}, with null for {attempt.gpu_resource} in limits "
-            "and requests"
+            f"{path}.limits: expected {group.gpus} GPUs, found {found}{several}; write "
+            f"spec.{group.role}.gpusPerReplica, and here only another kind of GPU, one of {', '.join(kinds)}, with "
+            f"null for {attempt.gpu_resource} in limits and requests"
         )
 
 
-def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]
+def _requested_gpus(attempt: JobAttempt, pod: Pod, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each container that requests GPUs, with the name of the resource; all of NVIDIA's count as such.
 
-
-def _requested_gpus(container: dict[str, Any], attempt: JobAttempt, path: str) -> list[str]:
-    """Names of the GPU resources that the container requests; all of NVIDIA's count as such."""
-    limits, requests = limits_and_requests(container, f"{path}.spec.containers[{container['name']}]")
-    return [
-        resource
-        for resource, count in (*limits.items(), *requests.items())
-        if count not in (None, 0, "0")
-        and (
-            resource in attempt.settings.gpu_resources or resource.startswith("nvidia.com/") or _GPU.fullmatch(resource)
-        )
-    ]
-
-
-def _count(quantity: Any, path: str) -> int:
-    """A number of GPUs. `int` takes more texts, such as ² and a number of any length."""
-    if quantity is None:
-        return 0
-    if not _COUNT.fullmatch(str(quantity)):
-        raise InvalidTemplate(f"{path}: expected a number of GPUs, found {str(quantity)[:_MAX_SHOWN]!r}; correct it")
-    return int(quantity)
-
-
-def _refuse_claims(pod: dict[str, Any], path: str) -> None:
-    """Raise InvalidTemplate if the pod has claims of dynamic resource allocation.
-
-    RLJob counts GPUs as extended resources, and hides those of containers that request none.
+    Raises InvalidTemplate if the pod has claims of dynamic resource allocation: RLJob counts GPUs as extended
+    resources, and hides those of containers that request none.
     """
     if pod["spec"].get("resourceClaims"):
         raise InvalidTemplate(
@@ -103,57 +73,43 @@ def _refuse_claims(pod: dict[str, Any], path: str) -> None:
             "it and write gpusPerReplica, which a driver for dynamic resource allocation can serve, too (field "
             "extendedResourceName of its DeviceClass)"
         )
+    for container in [*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or [])]:
+        for requested in limits_and_requests(container):
+            for resource, count in requested.items():
+                is_gpu = resource.startswith("nvidia.com/") or _GPU.fullmatch(resource)
+                if count not in (None, 0, "0") and (is_gpu or resource in attempt.settings.gpu_resources):
+                    yield container, resource
 
 
-def give_predicted_limit(pod: dict[str, Any], spec: RLJobSpec, group: WorkerGroup) -> None:
+def set_predicted_limit(pod: Pod, attempt: JobAttempt, group: WorkerPods) -> None:
     """Set the predicted memory limit if the template has none."""
-    limit = predicted_limit_bytes(spec, group.role)
-    if limit is None:
-        return
-    container = own_container(pod)
-    assert container is not None
-    limits, _ = limits_and_requests(container, f"{group.path}.spec.containers[{container['name']}]")
-    limits = {**limits, "memory": byte_quantity(limit)}
-    container["resources"] = {**container["resources"], "limits": limits}
+    limit = predicted_limit_bytes(attempt.spec, group.role)
+    if limit is not None:
+        container = own_container(pod)
+        limits, _ = limits_and_requests(container)
+        container["resources"] = {**container["resources"], "limits": {**limits, "memory": byte_quantity(limit)}}
 
 
-def give_planned_memory(pod: dict[str, Any], plan: MemoryPlan | None, path: str) -> None:
-    """Raise the pod's memory limit and request, and its /dev/shm, to the plan's; never lower them.
-
-    `path`: of the template's spec, for the messages of InvalidTemplate.
-    """
+def apply_planned_memory(pod: Pod, attempt: JobAttempt) -> None:
+    """Raise the pod's memory limit and request, and its /dev/shm if it is an emptyDir, to the plan's; never lower
+    them."""
+    plan = attempt.plan
     if plan is None:
         return
     host_memory_bytes = plan.controller_host_memory_bytes if is_controller(pod) else plan.host_memory_bytes
-    if host_memory_bytes is not None:
-        _raise_limit(pod, host_memory_bytes, path)
-    if plan.shared_memory_bytes is not None:
-        _enlarge_shared_memory(pod, plan.shared_memory_bytes, path)
-
-
-def _raise_limit(pod: dict[str, Any], host_memory_bytes: int, path: str) -> None:
     container = own_container(pod)
-    assert container is not None
-    path = f"{path}.containers[{container['name']}]"
-    limits, requests = limits_and_requests(container, path)
-    if _is_below(limits.get("memory"), host_memory_bytes, f"{path}.resources.limits.memory"):
-        memory = {"memory": byte_quantity(host_memory_bytes)}
+    limits, requests = limits_and_requests(container)
+    if larger := _larger(host_memory_bytes, limits.get("memory")):
+        memory = {"memory": larger}
         container["resources"] = {**container["resources"], "limits": limits | memory, "requests": requests | memory}
-
-
-def _enlarge_shared_memory(pod: dict[str, Any], size_bytes: int, path: str) -> None:
-    """Enlarge /dev/shm to `size_bytes`, if it is an emptyDir; a volume of another kind keeps its size."""
     for volume in pod["spec"]["volumes"]:
-        directory = volume.get("emptyDir")
-        if volume["name"] != SHARED_MEMORY_VOLUME or not isinstance(directory, dict):
-            continue
-        if _is_below(directory.get("sizeLimit"), size_bytes, f"{path}.volumes[{SHARED_MEMORY_VOLUME}].sizeLimit"):
-            volume["emptyDir"] = directory | {"sizeLimit": byte_quantity(size_bytes)}
+        directory = volume.get("emptyDir") if volume["name"] == SHARED_MEMORY_VOLUME else None
+        if isinstance(directory, dict) and (larger := _larger(plan.shared_memory_bytes, directory.get("sizeLimit"))):
+            volume["emptyDir"] = directory | {"sizeLimit": larger}
 
 
-def _is_below(limit: Any, size_bytes: int, path: str) -> bool:
-    """False without a limit."""
-    try:
-        return limit is not None and quantity_bytes(limit) < size_bytes
-    except ValueError as problem:
-        raise InvalidTemplate(f"{path}: {problem}") from None
+def _larger(size_bytes: int | None, limit: Any) -> str | None:
+    """Return the size as a quantity if it is larger than `limit`; None if it is not, or one of the two is absent."""
+    if size_bytes is None or limit is None or quantity_value(limit) >= size_bytes:
+        return None
+    return byte_quantity(size_bytes)

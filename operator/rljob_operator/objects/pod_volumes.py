@@ -1,22 +1,25 @@
-"""Volumes of a pod, and their mounts in the container `rljob`."""
+"""Volumes of a pod, their mounts in the container `rljob`, and the variables that lead to them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_api.mounted_files import ModelCache
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
-from rljob_operator.objects.predicted_memory import predicted_memory
 from rljob_operator.objects.supporting_objects import ATTEMPT_SETTINGS_KEY, MANIFEST_KEY
 
 SHARED_MEMORY_VOLUME = "shm"
-HOME = "/home/rljob"
-MANIFEST_DIRECTORY = "/etc/rljob"
-CHECKPOINT_DIRECTORY = "/var/lib/rljob"
 RUN_DIRECTORY = "/run/rljob"
+_HOME = "/home/rljob"
+_JOB_DIRECTORY = "/etc/rljob"
+_CHECKPOINT_DIRECTORY = "/var/lib/rljob"
+_MODEL_DIRECTORY = "/var/lib/rljob-model"
+_TASK_DIRECTORY = "/var/lib/rljob-task"
+_CACHE_DIRECTORY = "/var/lib/rljob-cache"
+_MEMORY_PLAN_FILE = "memory-plan.json"
 
 FIXED_VOLUMES = {
     "checkpoints": "write spec.checkpoint.volume",
@@ -28,153 +31,127 @@ FIXED_VOLUMES = {
 """Volumes that a template cannot override, with the reason or the field to use instead."""
 
 
-def pod_volumes(attempt: JobAttempt, role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and their mounts. The root file system is read-only, so all output goes to a volume."""
+@dataclass(frozen=True, slots=True)
+class MountedVolume:
+    """A volume and its mount."""
+
+    name: str
+    source: dict[str, Any]
+    directory: str
+    path: str | None = None
+    """Directory in the volume; None mounts the whole volume."""
+    read_only: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def volume(self) -> dict[str, Any]:
+        return {"name": self.name, **self.source}
+
+    @property
+    def mount(self) -> dict[str, Any]:
+        options = {"subPath": self.path or None, "readOnly": self.read_only or None}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {"name": self.name, "mountPath": self.directory, **given}
+
+
+def mounted_volumes(attempt: JobAttempt, role: Role) -> list[MountedVolume]:
+    """Return the volumes of a pod. The root file system is read-only, so all output goes to a volume."""
+    prediction = None if role == "controller" else attempt.prediction
+    shared_memory_bytes = max(attempt.settings.shared_memory_bytes, prediction.shared_memory_bytes if prediction else 0)
+    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(shared_memory_bytes)}}
+    home = {"HOME": _HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{_HOME}/.cache"}
     volumes = [
-        {
-            "name": SHARED_MEMORY_VOLUME,
-            "emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(_shared_memory_bytes(attempt, role))},
-        },
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "home", "emptyDir": {}},
-        {"name": "run", "emptyDir": {}},
-        _job_volume(attempt),
-        {"name": "checkpoints", **attempt.spec.checkpoint.volume_source(attempt.name)},
+        MountedVolume(SHARED_MEMORY_VOLUME, memory, "/dev/shm"),
+        MountedVolume("tmp", {"emptyDir": {}}, "/tmp"),
+        MountedVolume("home", {"emptyDir": {}}, _HOME, variables=home),
+        MountedVolume("run", {"emptyDir": {}}, RUN_DIRECTORY),
+        _job(attempt),
+        _checkpoints(attempt, role),
     ]
-    mounts: list[dict[str, Any]] = [
-        {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "home", "mountPath": HOME},
-        {"name": "run", "mountPath": RUN_DIRECTORY},
-        {"name": "job", "mountPath": MANIFEST_DIRECTORY, "readOnly": True},
-        {"name": "checkpoints", "mountPath": CHECKPOINT_DIRECTORY},
-    ]
-    if has_model_volume(attempt):
-        volume, mount = model_volume(attempt)
-        volumes.append(volume)
-        mounts.append(mount)
-    if mounts_task_files(attempt, role):
-        volume, mount = _task_files_volume(attempt)
-        volumes.append(volume)
-        mounts.append(mount)
-    if attempt.spec.model.cache is not None and (has_model_cache(attempt) or shares_compiled_code(attempt)):
-        volume, mount = _model_cache_volume(attempt.spec.model.cache)
-        volumes.append(volume)
-        mounts.append(mount)
-    return volumes, mounts
-
-
-def _shared_memory_bytes(attempt: JobAttempt, role: Role) -> int:
-    """Size of /dev/shm: the installation's, or the prediction if that is larger."""
-    prediction = None if role == "controller" else predicted_memory(attempt.spec)
-    predicted_bytes = 0 if prediction is None else prediction.shared_memory_bytes
-    return max(attempt.settings.shared_memory_bytes, predicted_bytes)
-
-
-MEMORY_PLAN_FILE = "memory-plan.json"
-
-
-def _job_volume(attempt: JobAttempt) -> dict[str, Any]:
-    """The manifest, and the settings of the attempt or the plan of another trainer."""
-    keys = (MANIFEST_KEY, ATTEMPT_SETTINGS_KEY) if attempt.own_trainer else (MANIFEST_KEY,)
-    config_map = {
-        "name": names.config_map_name(attempt.name),
-        "items": [{"key": key, "path": key} for key in keys],
-    }
-    if not has_plan_file(attempt):
-        return {"name": "job", "configMap": config_map}
-    # From the pod itself, since a node may still have the ConfigMap of an earlier attempt.
-    plan = {"fieldPath": f"metadata.annotations['{labels.MEMORY_PLAN}']", "apiVersion": "v1"}
-    plan_file = {"downwardAPI": {"items": [{"path": MEMORY_PLAN_FILE, "fieldRef": plan}]}}
-    return {"name": "job", "projected": {"sources": [{"configMap": config_map}, plan_file]}}
+    if attempt.spec.model.uri.startswith(("oci://", "pvc://")):
+        volumes.append(_model(attempt))
+    # The controller reads prompts and computes rewards, and so may all pods of another trainer.
+    if attempt.spec.task.files is not None and (role == "controller" or not attempt.own_trainer):
+        volumes.append(_task_files(attempt))
+    cache = attempt.spec.model.cache
+    if cache is not None and (_has_model_cache(attempt) or (attempt.own_trainer and cache.compiled)):
+        claim = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
+        volumes.append(MountedVolume("model-cache", claim, _CACHE_DIRECTORY, cache.path))
+    return volumes
 
 
 def has_plan_file(attempt: JobAttempt) -> bool:
-    """True for the pods of another trainer, which cannot compare generations, once there is a plan."""
+    """Return True for the pods of another trainer, which cannot compare generations, once there is a plan."""
     return not attempt.own_trainer and attempt.plan is not None
 
 
-def output_directory(attempt: JobAttempt) -> str:
-    """Output directory of the job."""
-    return f"{CHECKPOINT_DIRECTORY}/{attempt.spec.checkpoint.directory(attempt.name)}".rstrip("/")
+def _job(attempt: JobAttempt) -> MountedVolume:
+    """The manifest, and the settings of the attempt or the plan of another trainer."""
+    files = {"RLJOB_MANIFEST": MANIFEST_KEY}
+    if attempt.own_trainer:
+        files["RLJOB_ATTEMPT_SETTINGS"] = ATTEMPT_SETTINGS_KEY
+    items = [{"key": key, "path": key} for key in files.values()]
+    source: dict[str, Any] = {"configMap": {"name": names.object_name(attempt.name), "items": items}}
+    if has_plan_file(attempt):
+        # From the pod itself, since a node may still have the ConfigMap of an earlier attempt.
+        plan = {"fieldPath": f"metadata.annotations['{labels.MEMORY_PLAN}']", "apiVersion": "v1"}
+        plan_file = {"downwardAPI": {"items": [{"path": _MEMORY_PLAN_FILE, "fieldRef": plan}]}}
+        source = {"projected": {"sources": [source, plan_file]}}
+        files["RLJOB_MEMORY_PLAN_FILE"] = _MEMORY_PLAN_FILE
+    variables = {name: f"{_JOB_DIRECTORY}/{file}" for name, file in files.items()}
+    return MountedVolume("job", source, _JOB_DIRECTORY, read_only=True, variables=variables)
 
 
-MODEL_VOLUME = "model"
-MODEL_DIRECTORY = "/var/lib/rljob-model"
+def _checkpoints(attempt: JobAttempt, role: Role) -> MountedVolume:
+    source = attempt.spec.checkpoint.volume_source(attempt.name)
+    variables = {"RLJOB_OUTPUT": _output_directory(attempt), **_cache_variables(attempt, role)}
+    return MountedVolume("checkpoints", source, _CHECKPOINT_DIRECTORY, variables=variables)
 
 
-def has_model_volume(attempt: JobAttempt) -> bool:
-    return attempt.spec.model.uri.startswith(("oci://", "pvc://"))
+def _output_directory(attempt: JobAttempt) -> str:
+    return f"{_CHECKPOINT_DIRECTORY}/{attempt.spec.checkpoint.directory(attempt.name)}".rstrip("/")
 
 
-def model_volume(attempt: JobAttempt) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The volume and its read-only mount, for oci://registry/name:tag and pvc://claim/path/within."""
+def _model(attempt: JobAttempt) -> MountedVolume:
+    """oci://registry/name:tag or pvc://claim/path/within."""
     scheme, _, location = attempt.spec.model.uri.partition("://")
-    mount = {"name": MODEL_VOLUME, "mountPath": MODEL_DIRECTORY, "readOnly": True}
-    if scheme == "oci":
-        return {"name": MODEL_VOLUME, "image": {"reference": location, "pullPolicy": "IfNotPresent"}}, mount
     claim, _, path = location.partition("/")
-    if path.strip("/"):
-        mount["subPath"] = path.strip("/")
-    return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, mount
+    source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    if scheme == "oci":
+        source, path = {"image": {"reference": location, "pullPolicy": "IfNotPresent"}}, ""
+    variables = {"RLJOB_MODEL_DIR": _MODEL_DIRECTORY}
+    return MountedVolume("model", source, _MODEL_DIRECTORY, path.strip("/"), read_only=True, variables=variables)
 
 
-TASK_DIRECTORY = "/var/lib/rljob-task"
-
-
-def mounts_task_files(attempt: JobAttempt, role: Role) -> bool:
-    """True for the controller, which reads prompts and computes rewards, and for all pods of another trainer."""
-    return attempt.spec.task.files is not None and (role == "controller" or not attempt.own_trainer)
-
-
-def _task_files_volume(attempt: JobAttempt) -> tuple[dict[str, Any], dict[str, Any]]:
+def _task_files(attempt: JobAttempt) -> MountedVolume:
     files = attempt.spec.task.files
     assert files is not None
-    mount = {"name": "task-files", "mountPath": TASK_DIRECTORY, "readOnly": True}
-    if files.config_map is not None:
-        return {"name": "task-files", "configMap": {"name": files.config_map}}, mount
-    if files.path is not None:
-        mount["subPath"] = files.path
-    claim = {"claimName": files.persistent_volume_claim, "readOnly": True}
-    return {"name": "task-files", "persistentVolumeClaim": claim}, mount
+    source: dict[str, Any] = {"configMap": {"name": files.config_map}}
+    if files.config_map is None:
+        source = {"persistentVolumeClaim": {"claimName": files.persistent_volume_claim, "readOnly": True}}
+    variables = {"RLJOB_TASK_DIR": _TASK_DIRECTORY}
+    return MountedVolume("task-files", source, _TASK_DIRECTORY, files.path, read_only=True, variables=variables)
 
 
-CACHE_DIRECTORY = "/var/lib/rljob-cache"
+def _cache_variables(attempt: JobAttempt, role: Role) -> dict[str, str]:
+    """Return the directories of the cache of a model of the hub, and of the compiled code of RLJob's own trainer.
+
+    They are on the claim that the job names, else on the checkpoints' volume: the model in a directory whose name no
+    job can have, compiled code among the files of this job, which its pods trust anyway.
+    """
+    spec, claim, variables = attempt.spec, attempt.spec.model.cache, {}
+    if _has_model_cache(attempt):
+        directory = f"{_CHECKPOINT_DIRECTORY}/.model-cache" if claim is None else _CACHE_DIRECTORY
+        variables = {"RLJOB_CACHE_DIR": directory, "HF_HUB_CACHE": f"{directory}/huggingface"}
+    if attempt.own_trainer and role != "controller" and spec.policy.gpus_per_replica:
+        if claim is not None and claim.compiled:
+            variables["RLJOB_COMPILE_CACHE_DIR"] = f"{_CACHE_DIRECTORY}/compiled"
+        elif "emptyDir" not in spec.checkpoint.volume_source(attempt.name):
+            variables["RLJOB_COMPILE_CACHE_DIR"] = f"{_output_directory(attempt)}/.compile-cache"
+    return variables
 
 
-def has_model_cache(attempt: JobAttempt) -> bool:
-    """True for a model of the hub. Another trainer keeps its own cache unless the job names one."""
+def _has_model_cache(attempt: JobAttempt) -> bool:
+    """Another trainer keeps its own cache unless the job names one."""
     model = attempt.spec.model
     return model.uri.startswith("hf://") and (attempt.own_trainer or model.cache is not None)
-
-
-def cache_directory(attempt: JobAttempt) -> str:
-    """Directory of the model cache. On the checkpoints' volume its name is none that a job can have."""
-    return f"{CHECKPOINT_DIRECTORY}/.model-cache" if attempt.spec.model.cache is None else CACHE_DIRECTORY
-
-
-def shares_compiled_code(attempt: JobAttempt) -> bool:
-    """True if the job names a claim on which jobs share compiled code. Another trainer keeps its own cache."""
-    cache = attempt.spec.model.cache
-    return attempt.own_trainer and cache is not None and cache.compiled
-
-
-def compile_cache_directory(attempt: JobAttempt) -> str | None:
-    """Directory in which the workers keep compiled code; None if nothing is compiled, or nothing can be kept.
-
-    By default it is among the files of this job, which its pods trust anyway.
-    """
-    if not attempt.own_trainer or attempt.spec.policy.gpus_per_replica == 0:
-        return None
-    if shares_compiled_code(attempt):
-        return f"{CACHE_DIRECTORY}/compiled"
-    if "emptyDir" in attempt.spec.checkpoint.volume_source(attempt.name):
-        return None
-    return f"{output_directory(attempt)}/.compile-cache"
-
-
-def _model_cache_volume(cache: ModelCache) -> tuple[dict[str, Any], dict[str, Any]]:
-    mount = {"name": "model-cache", "mountPath": CACHE_DIRECTORY}
-    if cache.path is not None:
-        mount["subPath"] = cache.path
-    return {"name": "model-cache", "persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}, mount

@@ -1,69 +1,92 @@
-"""Controller and worker pods, before the user's template and before placement."""
+"""Controller and worker pods, with the environment of their container, before the user's template and placement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from rljob_api.exit_codes import ExitCode
-from rljob_api.status import Role
-from rljob_memory.allocator import NO_GPU
-from rljob_operator import labels, names
-from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, pod_labels
-from rljob_operator.objects.pod_environment import (
-    adapter_variables,
-    env_from,
-    job_entries,
-    literal_entries,
-    plan_variables,
-    ray_entries,
-    rendezvous_entries,
-    with_user_entries,
-)
-from rljob_operator.objects.pod_layout import WorkerGroup
-from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, pod_volumes
-from rljob_operator.objects.predicted_memory import memory_request
-from rljob_operator.objects.supporting_objects import RAY_PORT, account_name, service_name
+from pydantic.alias_generators import to_snake
 
-REQUESTS = {"cpu": "500m", "memory": "2Gi"}
-"""Ray's head, its object store apart, and one process without torch."""
+from rljob_api.exit_codes import ExitCode
+from rljob_api.job import RLJobSpec
+from rljob_api.memory_plan import MemoryPlan
+from rljob_api.status import Role
+from rljob_api.topology import WorkerPods
+from rljob_memory.allocator import NO_GPU
+from rljob_memory.next_plan import adapter_changes
+from rljob_memory.plan_settings import name_of
+from rljob_operator import labels, names
+from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, object_metadata, pod_labels
+from rljob_operator.objects.pod_layout import predicted_request
+from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
+from rljob_operator.objects.supporting_objects import (
+    RAY_PORT,
+    RENDEZVOUS_PORT,
+    TOKEN_KEY,
+    account_name,
+    first_pod_host,
+    service_name,
+)
+
+Variables = list[dict[str, Any]]
+"""The field `env` of a container."""
+
+_CONTROLLER_REQUESTS = {"cpu": "500m", "memory": "2Gi"}
+"""Ray's head without its object store, and one process without torch."""
+_CPUS_PER_GPU = 1
+_MEMORY_GIB_PER_GPU = 4
+"""Memory request of a worker if the size of the model is not known, in GiB."""
+
+RESTART_ALL_CONTAINERS = "RestartAllContainers"
+"""Action of a restart rule: the pod stays on its node, and all its containers are restarted."""
+_RESTART_IN_PLACE = {
+    "action": RESTART_ALL_CONTAINERS,
+    "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
+}
 
 
 def build_controller_pod(attempt: JobAttempt) -> Manifest:
-    """The controller pod, before the user's template and before placement."""
-    environment = [
-        *job_entries(attempt, "controller"),
-        {"name": "RLJOB_STEP_REPORT", "value": names.step_report_name(attempt.name)},
-        *ray_entries(attempt),
-        *literal_entries(NO_GPU),
+    """Build the controller pod, before the user's template and before placement."""
+    variables = [
+        *_job_variables(attempt, "controller"),
+        {"name": "RLJOB_STEP_REPORT", "value": attempt.name},
+        *_ray_variables(attempt),
+        *_literals(NO_GPU),
     ]
     container = {
-        **container_frame(attempt, "controller", environment, {"requests": dict(REQUESTS)}, read_only_root=True),
-        **own_trainer(attempt, "controller"),
+        **_container(attempt, "controller", variables, {"requests": dict(_CONTROLLER_REQUESTS)}),
+        **_trainer_fields(attempt, "controller"),
         "ports": [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}],
     }
-    pod = pod_frame(attempt, names.controller_pod_name(attempt.name), "controller", container)
+    pod = _pod(attempt, names.controller_pod_name(attempt.name), "controller", container)
     pod["spec"]["serviceAccountName"] = account_name(attempt)
     pod["spec"]["automountServiceAccountToken"] = True
     return pod
 
 
-CPUS_PER_GPU = 1
-MEMORY_GIB_PER_GPU = 4
-"""Memory request of a worker if the size of the model is not known, in GiB."""
-
-
-def build_worker_pod(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> Manifest:
-    """The first pod of the group, before the user's template, and before placement. `allocator`: the environment of the
-    role's allocator."""
-    build_container = _own_container if attempt.own_trainer else _other_container
-    container = build_container(attempt, group, allocator)
-    return pod_frame(attempt, names.worker_pod_name(attempt.name, group.role, 0), group.role, container)
+def build_worker_pod(attempt: JobAttempt, group: WorkerPods, allocator: Mapping[str, str]) -> Manifest:
+    """Build the first pod of the group, before the user's template and before placement. `allocator`: the variables of
+    the role's allocator."""
+    trainer = attempt.spec.trainer
+    variables = _job_variables(attempt, group.role)
+    if trainer is None:
+        variables += _ray_variables(attempt)
+        fields = _trainer_fields(attempt, "worker")
+    else:
+        variables += _rendezvous_variables(attempt, group)
+        variables += _literals(plan_variables(attempt.plan, trainer.supported_settings) | _adapter_variables(attempt))
+        fields = {"image": trainer.image, "command": list(trainer.command or ()), "args": list(trainer.args or ())}
+        fields = {name: value for name, value in fields.items() if value}
+    # GPUs of the node are hidden from a container without GPUs.
+    variables += _literals(allocator if group.gpus else {**allocator, **NO_GPU})
+    container = _container(attempt, group.role, variables, _worker_resources(attempt, group))
+    return _pod(attempt, names.worker_pod_name(attempt.name, group.role, 0), group.role, container | fields)
 
 
 def at_index(pod: Manifest, index: int, name: str) -> Manifest:
-    """The pod `name` with another index of the same role. It shares with `pod` all that does not depend on the index,
-    so a job of a thousand pods takes the memory of one template."""
+    """Return the pod `name` with another index of the same role. It shares with `pod` all that does not depend on the
+    index, so a job of a thousand pods takes the memory of one template."""
     metadata = pod["metadata"]
     return {
         **pod,
@@ -72,72 +95,19 @@ def at_index(pod: Manifest, index: int, name: str) -> Manifest:
     }
 
 
-def _own_container(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> dict[str, Any]:
-    environment = [
-        *job_entries(attempt, group.role),
-        *ray_entries(attempt),
-        *_gpu_entries(group, allocator),
-    ]
-    return {
-        **container_frame(attempt, group.role, environment, _resources(attempt, group), read_only_root=True),
-        **own_trainer(attempt, "worker"),
-    }
-
-
-def _other_container(attempt: JobAttempt, group: WorkerGroup, allocator: Mapping[str, str]) -> dict[str, Any]:
-    """The image of another trainer, unchanged; its root file system stays writable."""
-    trainer = attempt.spec.trainer
-    assert trainer is not None
-    environment = [
-        *job_entries(attempt, group.role),
-        *rendezvous_entries(attempt, group),
-        *literal_entries(plan_variables(attempt.plan, trainer.supported_settings)),
-        *literal_entries(adapter_variables(attempt)),
-        *_gpu_entries(group, allocator),
-    ]
-    container = container_frame(attempt, group.role, environment, _resources(attempt, group), read_only_root=False)
-    container["image"] = trainer.image
-    if trainer.command:
-        container["command"] = list(trainer.command)
-    if trainer.args:
-        container["args"] = list(trainer.args)
-    return container
-
-
-def _gpu_entries(group: WorkerGroup, allocator: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Variables of the allocator; GPUs of the node are hidden from a container without GPUs."""
-    return literal_entries(dict(allocator) if group.gpus else {**allocator, **NO_GPU})
-
-
-def _resources(attempt: JobAttempt, group: WorkerGroup) -> dict[str, Any]:
-    """Requests; the memory limit follows from the template (`predicted_memory`)."""
+def _worker_resources(attempt: JobAttempt, group: WorkerPods) -> dict[str, Any]:
+    """Return the requests, and the limit of GPUs. The memory limit depends on the template."""
     ranks = max(group.gpus, 1)
-    memory = memory_request(attempt.spec, group) or f"{MEMORY_GIB_PER_GPU * ranks}Gi"
-    requests = {"cpu": str(CPUS_PER_GPU * ranks), "memory": memory}
+    memory = predicted_request(attempt.prediction, group.role) or f"{_MEMORY_GIB_PER_GPU * ranks}Gi"
+    requests = {"cpu": str(_CPUS_PER_GPU * ranks), "memory": memory}
     if not group.gpus:
         return {"requests": requests}
     gpus = {attempt.gpu_resource: str(group.gpus)}
     return {"requests": {**requests, **gpus}, "limits": gpus}
 
 
-# --- Parts of all pods ---
-
-
-CONTAINER = "rljob"
-
-RESTART_ALL_CONTAINERS = "RestartAllContainers"
-"""Action of a restart rule: the pod stays on its node, and all its containers are restarted."""
-
-_RESTART_IN_PLACE = {
-    "action": RESTART_ALL_CONTAINERS,
-    "exitCodes": {"operator": "In", "values": [int(ExitCode.RESTART_IN_PLACE)]},
-}
-
-
-def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) -> dict[str, Any]:
-    """The first pod of a role, with one container and no restart policy: the operator decides what follows its
-    termination."""
-    volumes, _ = pod_volumes(attempt, role)
+def _pod(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) -> dict[str, Any]:
+    """Build the first pod of a role. Nothing restarts it: the operator decides what follows its termination."""
     user = attempt.settings.run_as_user
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -153,7 +123,7 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, A
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": volumes,
+        "volumes": [mounted.volume for mounted in mounted_volumes(attempt, role)],
     }
     if attempt.settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in attempt.settings.image_pull_secrets]
@@ -164,39 +134,29 @@ def pod_frame(attempt: JobAttempt, name: str, role: Role, container: dict[str, A
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def container_frame(
-    attempt: JobAttempt,
-    role: Role,
-    environment: list[dict[str, Any]],
-    resources: dict[str, Any],
-    *,
-    read_only_root: bool,
-) -> dict[str, Any]:
-    """The container `rljob` without its image and command."""
-    _, mounts = pod_volumes(attempt, role)
+def _container(attempt: JobAttempt, role: Role, variables: Variables, resources: dict[str, Any]) -> dict[str, Any]:
+    """Build the container `rljob` without its image and command. The root file system of another trainer's image stays
+    writable."""
     return {
         "name": CONTAINER,
-        "env": with_user_entries(environment, attempt.spec),
-        **env_from(attempt.spec),
+        **_with_user_variables(variables, attempt.spec),
         "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": read_only_root,
+            "readOnlyRootFilesystem": attempt.own_trainer,
         },
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File",
-        "volumeMounts": mounts,
+        "volumeMounts": [mounted.mount for mounted in mounted_volumes(attempt, role)],
     }
 
 
-def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
-    """Image, command, readiness probe and restart rule of a container of RLJob's own trainer."""
-    in_place = (
-        {"restartPolicy": "Never", "restartPolicyRules": [_RESTART_IN_PLACE]} if attempt.restarts_in_place else {}
-    )
+def _trainer_fields(attempt: JobAttempt, command: str) -> dict[str, Any]:
+    """Return image, command, readiness probe and restart rule of a container of RLJob's own trainer."""
+    rules = {"restartPolicy": "Never", "restartPolicyRules": [_RESTART_IN_PLACE]} if attempt.restarts_in_place else {}
     return {
-        **in_place,
+        **rules,
         "image": attempt.settings.trainer_image,
         "imagePullPolicy": attempt.settings.trainer_image_pull_policy,
         "command": ["rljob", command],
@@ -207,3 +167,103 @@ def own_trainer(attempt: JobAttempt, command: str) -> dict[str, Any]:
             "failureThreshold": 3,
         },
     }
+
+
+# --- Environment ---
+
+
+def _literals(variables: Mapping[str, str]) -> Variables:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def _from_label(variable: str, label: str) -> dict[str, Any]:
+    """Refer to a label instead of its value: the pods of a role, and those of two attempts, have the same spec."""
+    return _from_pod(variable, f"metadata.labels['{label}']")
+
+
+def _from_pod(variable: str, field: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": field}}}
+
+
+def _job_variables(attempt: JobAttempt, role: Role) -> Variables:
+    """Return the variables of every pod, the same for all pods of a role and in all attempts. `RLJOB_ATTEMPT` is the
+    attempt that the pod was created for."""
+    variables = {
+        "RLJOB_NAME": attempt.name,
+        "RLJOB_NAMESPACE": attempt.namespace,
+        "RLJOB_UID": attempt.uid,
+        "RLJOB_ROLE": role,
+        "RLJOB_WORKERS": str(attempt.layout.worker_count),
+    }
+    for volume in mounted_volumes(attempt, role):
+        variables |= volume.variables
+    return [
+        *_literals(variables),
+        _from_label("RLJOB_INDEX", labels.INDEX),
+        _from_label("RLJOB_ATTEMPT", labels.ATTEMPT),
+        _from_pod("POD_IP", "status.podIP"),
+        _from_pod("NODE_NAME", "spec.nodeName"),
+    ]
+
+
+def _ray_variables(attempt: JobAttempt) -> Variables:
+    token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name, attempt.uid), "key": TOKEN_KEY}}
+    return [
+        {"name": "RLJOB_RAY_HEAD", "value": f"{first_pod_host(attempt)}:{RAY_PORT}"},
+        *_literals({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
+        _from_label("RLJOB_PLAN_GENERATION", labels.PLAN_GENERATION),
+        {"name": "RAY_AUTH_MODE", "value": "token"},
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": token},
+    ]
+
+
+def _rendezvous_variables(attempt: JobAttempt, group: WorkerPods) -> Variables:
+    return [
+        {"name": "PET_NNODES", "value": str(group.replicas)},
+        _from_label("PET_NODE_RANK", labels.INDEX),
+        {"name": "PET_NPROC_PER_NODE", "value": str(max(group.gpus, 1))},
+        {"name": "PET_MASTER_ADDR", "value": first_pod_host(attempt)},
+        {"name": "PET_MASTER_PORT", "value": str(RENDEZVOUS_PORT)},
+    ]
+
+
+_READ_BY_TORCH = "expandable_segments"
+"""torch reads this setting itself, from PYTORCH_CUDA_ALLOC_CONF."""
+
+
+def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str]) -> dict[str, str]:
+    """Return variables such as RLJOB_PLAN_MICRO_BATCH_TOKENS, for the settings whose names are in `supported_settings`.
+
+    Switches are "1" and "0", sizes are bytes. Empty if there is no plan yet.
+    """
+    if plan is None:
+        return {}
+    values = {
+        name: getattr(plan, name)
+        for name, field in MemoryPlan.model_fields.items()
+        if field.alias in supported_settings and name != _READ_BY_TORCH
+    }
+    return {
+        f"RLJOB_PLAN_{to_snake(name_of(name)).upper()}": str(int(value) if isinstance(value, bool) else value)
+        for name, value in values.items()
+    }
+
+
+def _adapter_variables(attempt: JobAttempt) -> dict[str, str]:
+    """Return the variables for the adapter in the probe (rljob_probe.adapters). Empty without one."""
+    trainer = attempt.spec.trainer
+    if trainer is None or trainer.adapter is None or attempt.plan is None:
+        return {}
+    return {
+        "RLJOB_ADAPTER": trainer.adapter,
+        "RLJOB_ADAPTER_CHANGES": json.dumps(adapter_changes(attempt.spec, attempt.plan), sort_keys=True),
+    }
+
+
+def _with_user_variables(variables: Variables, spec: RLJobSpec) -> dict[str, Any]:
+    """Return the fields `env` and `envFrom`. Variables of the job override defaults; the API refuses names that RLJob
+    depends on. `env` takes precedence over `envFrom`."""
+    given = {variable.name: variable.model_dump(by_alias=True, exclude_none=True) for variable in spec.env or ()}
+    env = [*(entry for entry in variables if entry["name"] not in given), *given.values()]
+    sources = [source.model_dump(by_alias=True, exclude_none=True) for source in spec.env_from or ()]
+    return {"env": env, "envFrom": sources} if sources else {"env": env}

@@ -33,7 +33,6 @@ def add_probe(attempt: JobAttempt, pod: Manifest) -> None:
     if trainer is None or trainer.probe == "Disabled" or not attempt.settings.probe_image:
         return
     container = own_container(pod)
-    assert container is not None
     spec = pod["spec"]
     spec["volumes"] = [*spec["volumes"], {"name": _NAME, "emptyDir": {"sizeLimit": "10Mi"}}]
     spec["initContainers"] = [_copying(attempt), *spec.get("initContainers", [])]

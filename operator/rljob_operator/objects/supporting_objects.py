@@ -1,12 +1,12 @@
-"""Objects that the pods of a job need: Service, Secret, StepReport, PersistentVolumeClaim, NetworkPolicy, ConfigMap and
-account."""
+"""Objects that the pods of a job need: Service, Secret, StepReport, PersistentVolumeClaim, NetworkPolicy, ConfigMap,
+ServiceAccount with its Role."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,37 @@ from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_memory.planning.limits import claim_bytes
 from rljob_operator import labels, names
-from rljob_operator.objects.attempt import JobAttempt, Manifest, object_metadata, shared_metadata
-from rljob_operator.objects.predicted_memory import predicted_memory
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.attempt import JobAttempt, Manifest, job_object, object_metadata, shared_metadata
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 
 RAY_PORT = 6379
 RENDEZVOUS_PORT = 29500
 """torchrun's own default."""
 
 
-def build_service(attempt: JobAttempt) -> Manifest:
-    """The headless Service that gives the first pod of each job of the namespace an address, ready or not: the others
-    join it before it is ready.
+def applied_objects(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -> list[Manifest]:
+    """Build the objects that follow the job and its plan. `allocators`: variables of each role."""
+    objects = [_config_map(attempt, allocators), _service(attempt)]
+    if attempt.own_trainer:
+        objects += _account(attempt)
+    if attempt.settings.network_policy:
+        objects.append(_network_policy(attempt))
+    return objects
+
+
+def created_objects(attempt: JobAttempt, ray_token: str) -> list[Manifest]:
+    """Build the objects that are created once, because others write to them: a token, a report, checkpoints."""
+    objects = []
+    if attempt.own_trainer:
+        objects += [_ray_token_secret(attempt, ray_token), job_object(attempt, API_VERSION, "StepReport", attempt.name)]
+    if attempt.spec.checkpoint.volume is None:
+        objects.append(_checkpoint_claim(attempt))
+    return objects
+
+
+def _service(attempt: JobAttempt) -> Manifest:
+    """Build the headless Service that gives the first pod of each job of the namespace an address, ready or not: the
+    others join it before it is ready.
 
     One Service for each job would cost five writes: of the Service, and of its Endpoints and EndpointSlice, twice each.
     """
@@ -35,25 +54,23 @@ def build_service(attempt: JobAttempt) -> Manifest:
         first, port_name, port = {labels.ROLE: "controller"}, "ray", RAY_PORT
     else:
         first, port_name, port = {labels.ROLE: "policy", labels.INDEX: "0"}, "rendezvous", RENDEZVOUS_PORT
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": shared_metadata(attempt, service_name(attempt)),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR, **first},
-            "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR, **first},
+        "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
     }
+    metadata = shared_metadata(attempt, service_name(attempt))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
 def service_name(attempt: JobAttempt) -> str:
+    """Return the name of the headless Service that the first pod of the job belongs to."""
     return names.CONTROLLER_SERVICE if attempt.own_trainer else names.RENDEZVOUS_SERVICE
 
 
 def first_pod_host(attempt: JobAttempt) -> str:
-    """Address of the pod that the others join: the Ray head, or the first worker of another trainer."""
+    """Return the address of the pod that the others join: Ray's head, or the first worker of another trainer."""
     name = attempt.name
     pod = names.controller_pod_name(name) if attempt.own_trainer else names.worker_pod_name(name, "policy", 0)
     return f"{pod}.{service_name(attempt)}.{attempt.namespace}.svc"
@@ -62,55 +79,30 @@ def first_pod_host(attempt: JobAttempt) -> str:
 TOKEN_KEY = "token"
 
 
-def build_ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
-    """The Secret with the token of Ray, created once: all attempts of the job use the same token."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": object_metadata(attempt, names.ray_token_secret_name(attempt.name, attempt.uid)),
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": {TOKEN_KEY: token},
-    }
+def _ray_token_secret(attempt: JobAttempt, token: str) -> Manifest:
+    """The token of Ray: all attempts of the job use the same."""
+    fields = {"type": "Opaque", "immutable": True, "stringData": {TOKEN_KEY: token}}
+    return job_object(attempt, "v1", "Secret", names.ray_token_secret_name(attempt.name, attempt.uid), **fields)
 
 
-def build_step_report(attempt: JobAttempt) -> Manifest:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "StepReport",
-        "metadata": object_metadata(attempt, names.step_report_name(attempt.name)),
-    }
-
-
-def build_checkpoint_claim(attempt: JobAttempt) -> Manifest:
-    """ReadWriteMany: every pod of the job writes to it, from any node. Deleted with the job unless it is retained."""
+def _checkpoint_claim(attempt: JobAttempt) -> Manifest:
+    """Deleted with the job unless it is retained. ReadWriteMany: every pod of the job writes to it, from any node."""
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
+    size_bytes = checkpoint.size or settings.checkpoint_claim_bytes
+    if checkpoint.size is None and attempt.prediction is not None:
+        size_bytes = claim_bytes(attempt.prediction.disk.total_bytes, settings.checkpoint_claim_bytes)
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": byte_quantity(checkpoint.size or _predicted_claim_bytes(attempt))}},
+        "resources": {"requests": {"storage": byte_quantity(size_bytes)}},
     }
     storage_class = checkpoint.storage_class_name or settings.checkpoint_storage_class
     if storage_class is not None:
         spec["storageClassName"] = storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": _claim_metadata(attempt),
-        "spec": spec,
-    }
-
-
-def _predicted_claim_bytes(attempt: JobAttempt) -> int:
-    prediction, default = predicted_memory(attempt.spec), attempt.settings.checkpoint_claim_bytes
-    return default if prediction is None else claim_bytes(prediction.disk.total_bytes, default)
-
-
-def _claim_metadata(attempt: JobAttempt) -> dict[str, Any]:
-    metadata = object_metadata(attempt, checkpoint_claim_name(attempt.name))
-    if attempt.spec.checkpoint.retain:
-        del metadata["ownerReferences"]
-        metadata["labels"] |= {labels.RETAINED: "true"}
-    return metadata
+    claim = job_object(attempt, "v1", "PersistentVolumeClaim", checkpoint_claim_name(attempt.name), spec=spec)
+    if checkpoint.retain:
+        del claim["metadata"]["ownerReferences"]
+        claim["metadata"]["labels"] |= {labels.RETAINED: "true"}
+    return claim
 
 
 _DNS_PORTS = (53, 5353)
@@ -120,29 +112,25 @@ _HTTPS_PORT = 443
 """Sources of models and data."""
 
 
-def build_network_policy(attempt: JobAttempt) -> Manifest:
+def _network_policy(attempt: JobAttempt) -> Manifest:
     """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """
     own_pods = {"podSelector": {"matchLabels": {labels.JOB_UID: attempt.uid}}}
     tcp_ports = sorted({_HTTPS_PORT, *attempt.settings.api_server_ports})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": object_metadata(attempt, names.network_policy_name(attempt.name)),
-        "spec": {
-            "podSelector": own_pods["podSelector"],
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [own_pods]}],
-            "egress": [
-                {"to": [own_pods]},
-                {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]},
-                {"ports": [{"protocol": "TCP", "port": port} for port in tcp_ports]},
-                *attempt.settings.network_policy_egress,
-            ],
-        },
+    spec = {
+        **own_pods,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [own_pods]}],
+        "egress": [
+            {"to": [own_pods]},
+            {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]},
+            {"ports": [{"protocol": "TCP", "port": port} for port in tcp_ports]},
+            *attempt.settings.network_policy_egress,
+        ],
     }
+    return job_object(attempt, "networking.k8s.io/v1", "NetworkPolicy", names.object_name(attempt.name), spec=spec)
 
 
 MANIFEST_KEY = "job.yaml"
@@ -152,27 +140,20 @@ ATTEMPT_SETTINGS_KEY = "attempt.json"
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def build_config_map(
-    attempt: JobAttempt, policy_environment: dict[str, str] | None, rollout_environment: dict[str, str] | None
-) -> Manifest:
-    """The manifest and, for RLJob's own trainer, the settings of the attempt. The pods of another trainer have the plan
-    themselves: they are new in every attempt."""
+def _config_map(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -> Manifest:
+    """The manifest and, for RLJob's own trainer, the settings of the attempt. The pods of
+    another trainer have the plan themselves: they are new in every attempt."""
     data = {MANIFEST_KEY: manifest_text(attempt)}
     if attempt.own_trainer:
         settings = AttemptSettings(
             attempt=attempt.number,
             memory_plan=attempt.plan,
             plan_changes=latest_changes(attempt.plan_changes),
-            policy_environment=policy_environment,
-            rollout_environment=rollout_environment,
+            policy_environment=allocators["policy"],
+            rollout_environment=allocators["rollout"],
         )
         data[ATTEMPT_SETTINGS_KEY] = settings.model_dump_json(by_alias=True, exclude_none=True)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": object_metadata(attempt, names.config_map_name(attempt.name)),
-        "data": data,
-    }
+    return job_object(attempt, "v1", "ConfigMap", names.object_name(attempt.name), data=data)
 
 
 _MAX_PLAN_CHANGES_BYTES = 256 << 10
@@ -180,7 +161,7 @@ _MAX_PLAN_CHANGES_BYTES = 256 << 10
 
 
 def latest_changes(changes: Sequence[PlanChange]) -> list[PlanChange]:
-    """The latest changes, oldest first: as many as fit into _MAX_PLAN_CHANGES_BYTES of JSON."""
+    """Return the latest changes, oldest first: as many as fit into _MAX_PLAN_CHANGES_BYTES of JSON."""
     left_bytes, latest = _MAX_PLAN_CHANGES_BYTES, []
     for change in reversed(changes):
         left_bytes -= len(change.model_dump_json(by_alias=True, exclude_none=True).encode())
@@ -198,8 +179,8 @@ _INDENTED_BYTES = 8 << 10
 
 
 def manifest_text(attempt: JobAttempt) -> str:
-    """The job as `rljob_api.manifest.load_manifest` reads it, without status. JSON, which is YAML as well: all strings
-    are quoted, so none can be taken for something else. Raises InvalidTemplate if it does not fit into a ConfigMap."""
+    """Return the job as `rljob_api.manifest.load_manifest` reads it, without status. JSON, which is YAML as well: all
+    strings are quoted, so none has another type. Raises InvalidTemplate if it is too large for a ConfigMap."""
     job = attempt.job
     manifest = {
         "apiVersion": job.api_version,
@@ -228,31 +209,28 @@ _RBAC_GROUP = "rbac.authorization.k8s.io"
 
 
 def account_name(attempt: JobAttempt) -> str:
-    """Name of the controller's ServiceAccount, of its Role, and of the RoleBinding between them."""
-    shared = attempt.settings.shared_account
-    return names.SHARED_ACCOUNT if shared else names.service_account_name(attempt.name)
+    """Return the name of the controller's ServiceAccount, of its Role, and of the RoleBinding between them."""
+    return names.SHARED_ACCOUNT if attempt.settings.shared_account else names.object_name(attempt.name)
 
 
-def build_account(attempt: JobAttempt) -> list[Manifest]:
+def _account(attempt: JobAttempt) -> list[Manifest]:
     """The ServiceAccount, its Role and the RoleBinding.
 
-    RBAC can restrict a right to a name, but not to the name of the job whose pod asks. So there are two ways, and the
-    setting `shared_account` decides between them, here alone: an account for each job, with a Role that names its
-    StepReport; or one account for each namespace, with a Role for all StepReports in it, and the chart's
+    RBAC can restrict a right to a name, but not to the name of the job whose pod asks. The setting `shared_account`
+    therefore decides between two methods, here alone: an account for each job, with a Role that names its StepReport;
+    or one account for each namespace, with a Role for all StepReports in it, and the chart's
     ValidatingAdmissionPolicy, which ties every write to the pod that the token was issued for.
     """
-    name = account_name(attempt)
-    shared = attempt.settings.shared_account
+    name, shared = account_name(attempt), attempt.settings.shared_account
     metadata = shared_metadata(attempt, name) if shared else object_metadata(attempt, name)
+    # Writes of the status alone: metadata, such as finalizers and owner, stay the operator's.
+    rule: dict[str, Any] = {"apiGroups": [GROUP], "resources": ["stepreports/status"], "verbs": ["patch"]}
+    if not shared:
+        rule["resourceNames"] = [attempt.name]
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata,
-            # No pod gets its token unasked; the controller pod asks.
-            "automountServiceAccountToken": False,
-        },
-        {"apiVersion": f"{_RBAC_GROUP}/v1", "kind": "Role", "metadata": metadata, "rules": [_rule(attempt)]},
+        # Only the controller pod asks for a token.
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False},
+        {"apiVersion": f"{_RBAC_GROUP}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]},
         {
             "apiVersion": f"{_RBAC_GROUP}/v1",
             "kind": "RoleBinding",
@@ -261,15 +239,6 @@ def build_account(attempt: JobAttempt) -> list[Manifest]:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": attempt.namespace}],
         },
     ]
-
-
-def _rule(attempt: JobAttempt) -> dict[str, Any]:
-    """Writes of the status, which answer with the StepReport: metadata stay the operator's, finalizers and owner
-    included."""
-    rule = {"apiGroups": [GROUP], "resources": ["stepreports/status"], "verbs": ["patch"]}
-    if attempt.settings.shared_account:
-        return rule
-    return rule | {"resourceNames": [names.step_report_name(attempt.name)]}
 
 
 # --- Objects of the user ---

@@ -11,9 +11,10 @@ from rljob_api.status import Role
 from rljob_api.termination_message import read_termination_message
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
-from rljob_operator.objects.gang_scheduling import is_in_group
+from rljob_operator.objects.attempt import CONTAINER
+from rljob_operator.objects.placement import is_in_group
 from rljob_operator.objects.pod_volumes import SHARED_MEMORY_VOLUME
-from rljob_operator.objects.pods import CONTAINER, RESTART_ALL_CONTAINERS
+from rljob_operator.objects.pods import RESTART_ALL_CONTAINERS
 from rljob_operator.reconcile.observed import ContainerFailure, ContainerTermination, ObservedPod, PodPhase
 
 _ROLES = ("controller", "policy", "rollout")

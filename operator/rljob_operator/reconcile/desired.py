@@ -1,14 +1,17 @@
-"""Writes for one job: the result of a reconcile, and reports about a job that cannot be reconciled."""
+"""Results of decisions: the writes for one job, the end of an attempt, and reports of a job that is not reconciled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rljob_api.conditions import AttemptReason
 from rljob_api.status import RLJobStatus
-from rljob_api.step_report import ExitDecision
+from rljob_api.step_report import Evidence, ExitDecision
+from rljob_memory.recovery import GiveUpReason
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.attempt import Manifest
 from rljob_operator.objects.supporting_objects import RequiredObject
+from rljob_operator.reconcile.observed import ObservedPod
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +64,51 @@ class Desired:
     """Reconcile again after this time even without a change: a deadline, a time to live, a delay."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Cause of a failed attempt, from which the recovery engine decides what follows."""
+
+    final: GiveUpReason | None = None
+    """Reason why another attempt could not help; None if it could."""
+    evidence: Evidence | None = None
+    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    pod: ObservedPod | None = None
+    """The pod whose memory ran out."""
+    advice: str = ""
+    """Change of the manifest that helps if the memory plan is not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """Reason why an attempt ends, and its meaning for the job.
+
+    ALL_STEPS_COMMITTED completes the job. Otherwise another attempt follows, unless a `failure` makes that useless.
+    """
+
+    reason: AttemptReason
+    message: str
+    """Cause, and advice if there is any."""
+    failure: Failure | None = None
+    """None if the job did not cause the end: it does not count as a restart."""
+    exit_code: int | None = None
+
+
 # --- Reports about a job that cannot be reconciled ---
 
 
-_MAX_ERROR = 300
+_MAX_ERROR_CHARACTERS = 300
 
 
 def report_bug(error: Exception) -> EventNote:
-    """Report about an error of the operator. The job has not failed: a corrected operator continues it."""
+    """Report an error of the operator. The job has not failed: a corrected operator continues it."""
     return _report(
-        f"the operator cannot reconcile this job ({type(error).__name__}: {str(error)[:_MAX_ERROR]}); this is a bug in "
-        "the operator: report it with the operator's log, and change or delete the job"
+        f"the operator cannot reconcile this job ({type(error).__name__}: {str(error)[:_MAX_ERROR_CHARACTERS]}); this "
+        "is a bug in the operator: report it with the operator's log, and change or delete the job"
     )
 
 
 def report_unfinished(deaths: int) -> EventNote:
-    """Report about a job during whose reconcile the operator's process has ended `deaths` times."""
+    """Report a job during whose reconcile the operator's process has ended `deaths` times."""
     times = "once" if deaths == 1 else f"{deaths} times"
     return _report(
         f"the operator's process ended {times} while it reconciled this job, so it reconciles all other jobs first and "

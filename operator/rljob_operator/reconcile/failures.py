@@ -1,6 +1,6 @@
 """The end of an attempt, read from its pods, and its meaning for the job.
 
-Several pods end together when one fails, so the order of the causes matters: one that is named (all steps
+Several pods end together when one fails, so the order of the causes matters: a cause that the trainer names (all steps
 committed, out of memory, bad input) comes before an action of the cluster, and that before the consequences of either.
 """
 
@@ -12,28 +12,26 @@ from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.attempt_result import AttemptResult, Complete, Failed, NotCounted, Verdict
-from rljob_operator.reconcile.creation import failed_restart_in_place, stuck_in_restarts
+from rljob_operator.reconcile.desired import AttemptResult, Failure
 from rljob_operator.reconcile.memory_recovery import (
-    OUT_OF_MEMORY_CODES,
     evidence_of_exit,
     evidence_of_kill,
     host_memory_advice,
     pod_of,
 )
-from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
+from rljob_operator.reconcile.observed import OUT_OF_MEMORY_CODES, ContainerTermination, ObservedPod
+from rljob_operator.reconcile.pods import failed_restart_in_place, stuck_in_restarts
 from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
-CONTROLLER_GRACE_SECONDS = 20.0
-"""Seconds that the controller has to notice a terminated worker, exit too, and report more about the cause."""
-
-WORKER_GRACE_SECONDS = 20.0
-"""Seconds that the pod of a lost worker has to terminate and show the cause, if the controller only reports the
-loss."""
+GRACE_SECONDS = 20.0
+"""Time for the controller to notice a terminated worker, exit too, and report more about the cause; and for the pod of
+a lost worker to terminate and show the cause, if the controller only reports the loss."""
 
 LIVE_WORKER_GRACE_SECONDS = 5.0
-"""The same, if the controller waits to be restarted: the worker's pod may have lost nothing but one process."""
+"""Time for a lost worker to show the cause if the controller waits to be restarted: its pod may have lost nothing but
+one process."""
 
+_UNCOUNTED_CODES = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _REASON_OF_CODE = {
     ExitCode.INVALID_MANIFEST: AttemptReason.INVALID_MANIFEST,
     ExitCode.DEVICE_OUT_OF_MEMORY: AttemptReason.DEVICE_OUT_OF_MEMORY,
@@ -42,29 +40,25 @@ _REASON_OF_CODE = {
     ExitCode.WORKER_LOST: AttemptReason.WORKER_LOST,
     ExitCode.BAD_INPUT: AttemptReason.BAD_INPUT,
     ExitCode.OUTPUT_UNAVAILABLE: AttemptReason.OUTPUT_UNAVAILABLE,
-    ExitCode.INTERRUPTED: AttemptReason.INTERRUPTED,
-    ExitCode.TERMINATED: AttemptReason.INTERRUPTED,
+    **dict.fromkeys(_UNCOUNTED_CODES, AttemptReason.INTERRUPTED),
 }
-_NAMES_ITS_CAUSE = frozenset(_REASON_OF_CODE) - {ExitCode.WORKER_LOST, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
-_AMBIGUOUS = frozenset({ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT, ExitCode.INTERRUPTED, ExitCode.TERMINATED})
+_NAMES_ITS_CAUSE = frozenset(_REASON_OF_CODE) - {ExitCode.WORKER_LOST, *_UNCOUNTED_CODES}
+_AMBIGUOUS = frozenset({ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT, *_UNCOUNTED_CODES})
 """Codes that programs use for other failures: they have RLJob's meaning for another trainer only if its termination
-message states them too. The meaning of the others of 80-85 cannot end a job."""
-_FINAL = {
-    ExitCode.INVALID_MANIFEST: GiveUpReason.TRAINER_ERROR,
-    ExitCode.BAD_INPUT: GiveUpReason.BAD_INPUT,
-}
+message has them too. The meaning of the others of 80-85 cannot end a job."""
+_FINAL = {ExitCode.INVALID_MANIFEST: GiveUpReason.TRAINER_ERROR, ExitCode.BAD_INPUT: GiveUpReason.BAD_INPUT}
 
 
 def attempt_result(view: JobView) -> AttemptResult | None:
-    """None while the attempt runs, or while the cause of its end is not clear yet."""
+    """Return None while the attempt runs, or while the cause of its end is not clear yet."""
     return (
         failed_restart_in_place(view)
         or _completed(view)
         or _out_of_host_memory(view)
         or _reported_by_trainer(view)
         or _pending_exit(view)
-        or init_container_failed(view)
-        or evicted(view)
+        or _init_container_failed(view)
+        or _evicted(view)
         or _disrupted(view)
         or stuck_in_restarts(view)
         or _stopped_or_failed(view)
@@ -72,7 +66,7 @@ def attempt_result(view: JobView) -> AttemptResult | None:
 
 
 def seconds_until_cause_is_clear(view: JobView) -> float | None:
-    """Seconds until a pod that ended is taken for the cause; None if no pod waits for the report of another one."""
+    """Return the seconds until a pod that ended is taken for the cause; None if no pod waits for another's report."""
     waits = [_seconds_left_for_others(pod, view) for pod in view.pods if pod.ended]
     waits.append(_seconds_left_for_its_workers(view))
     return min((seconds for seconds in waits if seconds), default=None)
@@ -88,15 +82,14 @@ def _completed(view: JobView) -> AttemptResult | None:
         return None
     wanted, committed = view.spec.algorithm.steps, ends[0].message.step if ends[0].message else None
     if committed is None or committed >= wanted:
-        return AttemptResult(
-            AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", Complete(), ExitCode.COMPLETE
-        )
-    assert view.attempt is not None
-    if committed < view.attempt.from_step:
+        reason, message, failure = AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", None
+    elif view.attempt is not None and committed < view.attempt.from_step:
         message = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
-        return AttemptResult(AttemptReason.ERROR, message, Failed(), ExitCode.COMPLETE)
-    message = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
-    return AttemptResult(AttemptReason.STEPS_RAISED, message, NotCounted(), ExitCode.COMPLETE)
+        reason, failure = AttemptReason.ERROR, Failure()
+    else:
+        message = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
+        reason, failure = AttemptReason.STEPS_RAISED, None
+    return AttemptResult(reason, message, failure, ExitCode.COMPLETE)
 
 
 def _out_of_host_memory(view: JobView) -> AttemptResult | None:
@@ -104,24 +97,22 @@ def _out_of_host_memory(view: JobView) -> AttemptResult | None:
         if pod.end and pod.end.reason == "OOMKilled":
             message = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
             evidence = evidence_of_kill(pod, pod.end, message, view)
-            verdict = Failed(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
-            return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, message, verdict, pod.end.exit_code)
+            failure = Failure(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
+            return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, message, failure, pod.end.exit_code)
     return None
 
 
 def _reported_by_trainer(view: JobView) -> AttemptResult | None:
-    for pod in _deciding_first(view):
-        if pod.end and _known_code(end := _with_exit_code_of_message(pod.end, view), view) in _NAMES_ITS_CAUSE:
+    for pod in _controller_first(view):
+        if pod.end is None:
+            continue
+        end, message = pod.end, pod.end.message
+        if not view.own_trainer and message and end.exit_code != ExitCode.COMPLETE:
+            # Another trainer has its own exit codes: if it failed, the message of the probe names the cause.
+            end = replace(end, exit_code=message.exit_code) if message.exit_code in OUT_OF_MEMORY_CODES else end
+        if _known_code(end, view) in _NAMES_ITS_CAUSE:
             return _by_exit_code(pod, end, view)
     return None
-
-
-def _with_exit_code_of_message(end: ContainerTermination, view: JobView) -> ContainerTermination:
-    """Another trainer has its own exit codes: if it failed, the message of the probe names the cause."""
-    if view.own_trainer or end.exit_code == ExitCode.COMPLETE or end.message is None:
-        return end
-    reported = end.message.exit_code
-    return replace(end, exit_code=reported) if reported in OUT_OF_MEMORY_CODES else end
 
 
 def _pending_exit(view: JobView) -> AttemptResult | None:
@@ -133,37 +124,61 @@ def _pending_exit(view: JobView) -> AttemptResult | None:
     return _by_exit_code(controller, ContainerTermination(pending.exit_code, "Error", None, message), view)
 
 
+def _init_container_failed(view: JobView) -> AttemptResult | None:
+    for pod in view.pods:
+        failure = pod.failed_init_container
+        if failure and not (pod.disruption or pod.deleting):
+            message = failure.message("init container", pod.name)
+            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, message, Failure())
+    return None
+
+
+def _evicted(view: JobView) -> AttemptResult | None:
+    """A pod was evicted because it exceeded a limit of its own."""
+    for pod in view.pods:
+        if pod.evicted is not None:
+            cause = pod.evicted.rstrip(". ") or "it exceeded a limit of its own"
+            message = f"pod {pod.name} was evicted: {cause}; raise that limit in spec.{pod.role}.template"
+            return AttemptResult(AttemptReason.EVICTED, message, Failure(), pod.end.exit_code if pod.end else None)
+    return None
+
+
 def _disrupted(view: JobView) -> AttemptResult | None:
     for pod in view.pods:
         if pod.disruption:
-            return _not_counted(f"pod {pod.name} was removed by the cluster ({pod.disruption})", pod)
-        if pod.deleting:
-            return _not_counted(f"pod {pod.name} is being deleted", pod)
-        if pod.taken_by_cluster:
-            where = f" on node {pod.node}" if pod.node else ""
-            return _not_counted(f"pod {pod.name} ended{where} before its container did", pod)
+            message = f"pod {pod.name} was removed by the cluster ({pod.disruption})"
+        elif pod.deleting:
+            message = f"pod {pod.name} is being deleted"
+        elif pod.taken_by_cluster:
+            message = f"pod {pod.name} ended{f' on node {pod.node}' if pod.node else ''} before its container did"
+        else:
+            continue
+        exit_code = pod.end.exit_code if pod.end else None
+        return AttemptResult(AttemptReason.PODS_DISRUPTED, message, exit_code=exit_code)
     if view.missing and view.begun:
-        return _not_counted(f"pod {view.missing[0]} is gone", None)
+        return AttemptResult(AttemptReason.PODS_DISRUPTED, f"pod {view.missing[0]} is gone")
     return None
 
 
 def _stopped_or_failed(view: JobView) -> AttemptResult | None:
-    for pod in _deciding_first(view):
-        if pod.role == "controller" and _seconds_left_for_others(pod, view):
+    for pod in _controller_first(view):
+        waits = _seconds_left_for_others(pod, view)
+        if pod.role == "controller" and waits:
             return None
-        if pod.ended and pod.end and not _seconds_left_for_others(pod, view):
-            if pod.end.exit_code != ExitCode.COMPLETE:
-                return _by_exit_code(pod, pod.end, view)
-            if view.own_trainer and pod.role != "controller":
-                message = f"pod {pod.name} ended while the controller still runs"
-                return AttemptResult(AttemptReason.WORKER_LOST, message, Failed(), pod.end.exit_code)
+        if not pod.ended or not pod.end or waits:
+            continue
+        if pod.end.exit_code != ExitCode.COMPLETE:
+            return _by_exit_code(pod, pod.end, view)
+        if view.own_trainer and pod.role != "controller":
+            message = f"pod {pod.name} ended while the controller still runs"
+            return AttemptResult(AttemptReason.WORKER_LOST, message, Failure(), pod.end.exit_code)
     return None
 
 
 # --- Shared by the causes ---
 
 
-def _deciding_first(view: JobView) -> list[ObservedPod]:
+def _controller_first(view: JobView) -> list[ObservedPod]:
     return sorted(view.pods, key=lambda pod: (pod.role != "controller", pod.role, pod.index))
 
 
@@ -171,12 +186,11 @@ def _seconds_left_for_others(pod: ObservedPod, view: JobView) -> float:
     """Seconds for other pods to show why `pod` ended; 0 if there is nothing to wait for."""
     if not pod.end or not pod.end.finished_at:
         return 0.0
-    since_end = elapsed_seconds(pod.end.finished_at, view.now)
     if pod.role == "controller":
         waits = pod.end.exit_code == ExitCode.WORKER_LOST and any(not other.ended for other in view.pods)
-        return max(0.0, WORKER_GRACE_SECONDS - since_end) if waits else 0.0
-    waits = view.controller is not None and not view.controller.ended
-    return max(0.0, CONTROLLER_GRACE_SECONDS - since_end) if waits else 0.0
+    else:
+        waits = view.controller is not None and not view.controller.ended
+    return max(0.0, GRACE_SECONDS - elapsed_seconds(pod.end.finished_at, view.now)) if waits else 0.0
 
 
 def _seconds_left_for_its_workers(view: JobView) -> float:
@@ -196,56 +210,17 @@ def _known_code(end: ContainerTermination, view: JobView) -> ExitCode:
 
 
 def _by_exit_code(pod: ObservedPod, end: ContainerTermination, view: JobView) -> AttemptResult:
-    known = _known_code(end, view)
-    message = _message(pod, end, known)
-    verdict: Verdict = Failed()
-    if known in OUT_OF_MEMORY_CODES:
-        verdict = _out_of_memory(known, pod, end, message, view)
-    elif known in _FINAL:
-        verdict = Failed(_FINAL[known])
-    elif known in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-        verdict = NotCounted()
-    return AttemptResult(_REASON_OF_CODE.get(known, AttemptReason.ERROR), message, verdict, end.exit_code)
-
-
-def _out_of_memory(code: ExitCode, pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Failed:
-    evidence = evidence_of_exit(pod, end, message, view)
-    whose = pod_of(evidence, pod, view)
-    advice = f"in pod {whose.name}, {host_memory_advice(whose)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
-    return Failed(evidence=evidence, pod=whose, advice=advice)
-
-
-def _message(pod: ObservedPod, end: ContainerTermination, known: ExitCode) -> str:
+    code = _known_code(end, view)
     if end.message and end.message.message:
-        return end.message.message
-    meaning = f" ({known.meaning})" if known == end.exit_code else f" ({end.reason})" if end.reason else ""
-    text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
-    return f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
-
-
-def _not_counted(message: str, pod: ObservedPod | None) -> AttemptResult:
-    exit_code = pod.end.exit_code if pod and pod.end else None
-    return AttemptResult(AttemptReason.PODS_DISRUPTED, message, NotCounted(), exit_code)
-
-
-# --- Failures of a pod as a whole ---
-
-
-def init_container_failed(view: JobView) -> AttemptResult | None:
-    """Result of an attempt with a pod whose init container failed, so that the trainer cannot start."""
-    for pod in view.pods:
-        failure = pod.failed_init_container
-        if failure and not (pod.disruption or pod.deleting):
-            message = failure.message("init container", pod.name)
-            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, message, Failed())
-    return None
-
-
-def evicted(view: JobView) -> AttemptResult | None:
-    """Result of an attempt with a pod that was evicted because it exceeded a limit of its own."""
-    for pod in view.pods:
-        if pod.evicted is not None:
-            why = pod.evicted.rstrip(". ") or "it exceeded a limit of its own"
-            message = f"pod {pod.name} was evicted: {why}; raise that limit in spec.{pod.role}.template"
-            return AttemptResult(AttemptReason.EVICTED, message, Failed(), pod.end.exit_code if pod.end else None)
-    return None
+        message = end.message.message
+    else:
+        meaning = f" ({code.meaning})" if code == end.exit_code else f" ({end.reason})" if end.reason else ""
+        text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
+        message = f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
+    failure = None if code in _UNCOUNTED_CODES else Failure(_FINAL.get(code))
+    if code in OUT_OF_MEMORY_CODES:
+        evidence = evidence_of_exit(pod, end, message, view)
+        full = pod_of(evidence, pod, view)
+        advice = f"in pod {full.name}, {host_memory_advice(full)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
+        failure = Failure(evidence=evidence, pod=full, advice=advice)
+    return AttemptResult(_REASON_OF_CODE.get(code, AttemptReason.ERROR), message, failure, end.exit_code)

@@ -5,30 +5,32 @@ A changed plan is in the status before anything acts on it; the pods of the next
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, RemedyLevel
+from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import OutOfMemoryStatus, Role
 from rljob_api.step_report import Evidence
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_memory.recovery.constraints import policy_growth
+from rljob_memory.recovery.state import latest_answer
 from rljob_operator.events import EventReason
-from rljob_operator.objects.predicted_memory import predicted_limit_bytes
-from rljob_operator.reconcile.attempt_result import REQUESTED, AttemptResult, Failed, counted_attempts
-from rljob_operator.reconcile.creation import can_restart_in_place
+from rljob_operator.objects.pod_layout import predicted_limit_bytes
+from rljob_operator.reconcile.desired import AttemptResult, Failure
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
+from rljob_operator.reconcile.pods import can_restart_in_place
 from rljob_operator.reconcile.status import StatusDraft
-from rljob_operator.reconcile.view import JobView, possible_times, with_possible_time
-
-_REPLACED: frozenset[RemedyLevel] = frozenset({"ReplacePods"})
+from rljob_operator.reconcile.timers import REQUESTED, counted_attempts
+from rljob_operator.reconcile.view import JobView, clip_times, elapsed_seconds, possible_times
 
 # --- Input of the recovery engine ---
 
 
-def failure_report(end: AttemptResult, failure: Failed, draft: StatusDraft, view: JobView) -> FailureReport:
+def failure_report(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> FailureReport:
     *earlier, latest = counted_attempts(draft.status)
     return FailureReport(
         message=end.message,
@@ -60,102 +62,131 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
     """`pod`: the pod that ran out of memory; None for every other failure."""
     trainer = view.spec.trainer
+    # The plan keeps workers off nodes, and no controller.
+    leaves_node = pod is not None and pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)
     return Constraints(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
         profile=view.memory_profile,
-        levels=_REPLACED | {"RestartInPlace"} if can_restart_in_place(view) else _REPLACED,
+        levels=frozenset({"ReplacePods", "RestartInPlace"} if can_restart_in_place(view) else {"ReplacePods"}),
         supported_settings=None if trainer is None else trainer.changeable_settings,
         without_gpus=trainer is not None and view.spec.policy.gpus_per_replica == 0,
         host_memory_limit_bytes=pod.memory_limit_bytes if pod else None,
         predicted_host_memory_limit_bytes=predicted_limit_bytes(view.spec, pod.role) if pod else None,
         shared_memory_bytes=pod.shared_memory_bytes if pod else None,
-        node=_node_to_leave(pod, view) if pod else None,
+        node=pod.node if pod and leaves_node else None,
         growth=policy_growth(view.spec, "ReplacePods"),
     )
-
-
-def _node_to_leave(pod: ObservedPod, view: JobView) -> str | None:
-    """The plan keeps workers off nodes, and no controller."""
-    leaves = pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)
-    return pod.node if leaves else None
 
 
 # --- Records in the status ---
 
 
-def record_failure(failure: Failed, draft: StatusDraft) -> None:
-    """Record an out-of-memory failure and its cause."""
-    if (evidence := failure.evidence) is None:
-        return
+def record_failure(evidence: Evidence, draft: StatusDraft) -> None:
+    """Record an out-of-memory failure that ended the attempt, and its cause."""
     cause = evidence.diagnoses[0]
     draft.change_attempt(diagnosis=cause)
-    draft.set(last_out_of_memory=OutOfMemoryStatus(time=evidence.time, step=evidence.step, diagnosis=cause))
-    message = messages.out_of_memory_message(evidence.role, evidence.rank, evidence.phase, evidence.step, cause)
+    _report_out_of_memory(evidence, evidence.time, cause, draft)
+
+
+def _report_out_of_memory(
+    place: Evidence | PlanChange, time: datetime, cause: DiagnosisStatus, draft: StatusDraft
+) -> None:
+    draft.set(last_out_of_memory=OutOfMemoryStatus(time=time, step=place.step, diagnosis=cause))
+    message = messages.out_of_memory_message(place.role, place.rank, place.phase, place.step, cause)
     draft.event("Warning", EventReason.OUT_OF_MEMORY, message)
 
 
 def record_answer(answer: Changed, draft: StatusDraft) -> None:
     """Put the changed plan into force."""
     draft.change_attempt(diagnosis=answer.change.diagnosis, remedy=answer.change.remedy)
-    record_state(answer.state, draft)
+    _record_state(answer.state, draft)
     draft.event("Normal", EventReason.PLAN_CHANGED, messages.changed_message(answer.change))
 
 
-def record_state(state: RecoveryState, draft: StatusDraft) -> None:
-    """Record the plan, its changes and their count."""
+def _record_state(state: RecoveryState, draft: StatusDraft) -> None:
     changes = list(state.changes[-MAX_PLAN_CHANGES_KEPT:])
     draft.set(plan=state.plan, plan_changes=changes, adjustments=state.adjustments)
 
 
-def record_trainers_failure(change: PlanChange, draft: StatusDraft) -> None:
-    """Record an out-of-memory failure that the trainer has answered itself, by `change`."""
-    cause: DiagnosisStatus = change.diagnosis
-    draft.set(last_out_of_memory=OutOfMemoryStatus(time=change.time, step=change.step, diagnosis=cause))
-    message = messages.out_of_memory_message(change.role, change.rank, change.phase, change.step, cause)
-    draft.event("Warning", EventReason.OUT_OF_MEMORY, message)
+def record_plan(view: JobView, draft: StatusDraft) -> None:
+    """Record the reported plan if it is newer than the one in force, the changes that led to it, and all effects."""
+    report, before = view.report, draft.status.plan_changes
+    if report is not None:
+        state = recovery_state(draft, view).merge(report.plan, report.plan_changes)
+        _record_state(state, draft)
+        for change in state.changes[len(before) :]:
+            if not change.preventive:  # the trainer has answered an out-of-memory failure itself
+                _report_out_of_memory(change, change.time, change.diagnosis, draft)
+            draft.event("Normal", EventReason.PLAN_CHANGED, messages.changed_message(change))
+        remedies = {change.attempt: change.remedy for change in draft.status.plan_changes}
+        attempts = [
+            attempt.model_copy(update={"remedy": remedies.get(attempt.number, attempt.remedy)})
+            if attempt.remedy
+            else attempt
+            for attempt in draft.status.attempts
+        ]
+        draft.set(attempts=attempts)
+    _notice_recovery(view, draft)
+    known = {change.generation for change in before if change.seconds_to_recover is not None}
+    for change in draft.status.plan_changes:
+        if change.seconds_to_recover is not None and change.generation not in known and not change.preventive:
+            draft.event("Normal", EventReason.RECOVERED, messages.recovered_message(change))
+
+
+def _notice_recovery(view: JobView, draft: StatusDraft) -> None:
+    """The latest change has helped once the failed step is committed. A trainer that reports no steps has recovered
+    when its pods run again."""
+    latest = latest_answer(draft.status.plan_changes)
+    if latest is None or latest.seconds_to_recover is not None:
+        return
+    runs_again = not view.own_trainer and view.attempt is not None and view.attempt.number > latest.attempt
+    if (draft.status.step or 0) >= latest.step or (runs_again and view.all_ready):
+        recovered = latest.model_copy(update={"seconds_to_recover": elapsed_seconds(latest.time, view.now)})
+        _record_state(recovery_state(draft, view).with_effect(recovered), draft)
 
 
 # --- Evidence: the trainer's own, else from its pods ---
 
 
-OUT_OF_MEMORY_CODES = frozenset(
-    {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
-)
-_CLASS_OF_CODE = {
+CLASS_OF_CODE = {
+    ExitCode.DEVICE_OUT_OF_MEMORY: FailureClass.UNKNOWN,
     ExitCode.HOST_OUT_OF_MEMORY: FailureClass.HOST_MEMORY,
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
 }
-_BY_THE_KERNEL, _BY_THE_EXIT_CODE = 0.98, 0.9
-_LONGEST_MESSAGE = 2048
+"""Cause of a failure as far as its exit code shows it."""
+CONFIDENCE_OF_KERNEL, CONFIDENCE_OF_EXIT_CODE = 0.98, 0.9
+_MAX_MESSAGE_CHARACTERS = 2048
 
 
 def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
-    """Evidence of a container that ended with one of the out-of-memory exit codes: the trainer's, if it left any.
+    """Return the evidence, with diagnoses, of a container that ended with an out-of-memory exit code: the trainer's, if
+    it left any.
 
-    The StepReport has it complete, the termination message at most 4,096 bytes of it. It comes with its diagnoses.
+    The StepReport has it complete, the termination message at most 4,096 bytes of it.
     """
-    ended_with = end.message.evidence if end.message else None
-    ended_with = ended_with and with_possible_time(ended_with, *possible_times(view.observed, view.now))
-    reported = view.report.last_evidence if view.report else None
-    found = [evidence for evidence in (reported, ended_with) if evidence is not None and _is_unanswered(evidence, view)]
-    class_ = _CLASS_OF_CODE.get(ExitCode(end.exit_code))
+    reported = [view.report.last_evidence if view.report else None, end.message.evidence if end.message else None]
+    bounds = possible_times(view.observed, view.now)
+    possible = [clip_times(evidence, *bounds) for evidence in reported if evidence is not None]
+    found = [evidence for evidence in possible if _is_unanswered(evidence, view)]
+    class_ = CLASS_OF_CODE.get(ExitCode(end.exit_code), FailureClass.UNKNOWN)
     if not found:
-        return diagnosed(_evidence_of_pod(pod, end, message, class_, _BY_THE_EXIT_CODE, view), _plan_followed(view))
+        evidence = _evidence_of_pod(pod, end, message, class_, CONFIDENCE_OF_EXIT_CODE, view)
+        return diagnosed(evidence, _plan_followed(view))
     evidence = diagnosed(max(found, key=lambda one: one.time), _plan_followed(view))
-    if class_ is None or any(cause.class_name != FailureClass.UNKNOWN for cause in evidence.diagnoses):
+    if class_ is FailureClass.UNKNOWN or any(d.class_name != FailureClass.UNKNOWN for d in evidence.diagnoses):
         return evidence
-    by_code = _diagnosis(class_, _BY_THE_EXIT_CODE, evidence.message, pod_of(evidence, pod, view))
+    by_code = _diagnosis(class_, CONFIDENCE_OF_EXIT_CODE, evidence.message, pod_of(evidence, pod, view))
     return evidence.model_copy(update={"diagnoses": [by_code]})
 
 
 def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
-    """Evidence of a container that the kernel killed for its memory, and that could not report anything."""
-    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, view)
+    """Return the evidence of a container that the kernel killed for its memory, and that could not report anything."""
+    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, CONFIDENCE_OF_KERNEL, view)
 
 
 def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> ObservedPod:
-    """The pod whose memory ran out: that of the process in the evidence, else the pod that reported it."""
+    """Return the pod whose memory ran out: that of the process in the evidence, else the pod that reported it."""
     place = view.layout.pod_of(evidence.role, evidence.rank)
     return next((pod for pod in view.pods if (pod.role, pod.index) == place), reporter)
 
@@ -170,17 +201,16 @@ def _plan_followed(view: JobView) -> MemoryPlan | None:
 
 def _is_unanswered(evidence: Evidence, view: JobView) -> bool:
     """The evidence belongs to the latest attempt, and no change of the plan has answered its failure."""
-    assert view.attempt is not None
     changes = [*view.status.plan_changes, *(view.report.plan_changes if view.report else [])]
     answered = any(change.attempt == evidence.attempt and change.time >= evidence.time for change in changes)
-    return evidence.attempt == view.attempt.number and not answered
+    return view.attempt is not None and evidence.attempt == view.attempt.number and not answered
 
 
 def _evidence_of_pod(
     pod: ObservedPod,
     end: ContainerTermination,
     message: str,
-    class_: FailureClass | None,
+    class_: FailureClass,
     confidence: float,
     view: JobView,
 ) -> Evidence:
@@ -193,9 +223,9 @@ def _evidence_of_pod(
         role=role,
         rank=view.layout.first_rank(pod.role, pod.index),
         step=min((view.committed_steps or 0) + 1, view.spec.algorithm.steps),
-        phase=_phase(view),
+        phase=view.report_of_attempt.phase if view.report_of_attempt else None,
         message=message,
-        diagnoses=[_diagnosis(class_, confidence, message, pod)] if class_ else [],
+        diagnoses=[] if class_ is FailureClass.UNKNOWN else [_diagnosis(class_, confidence, message, pod)],
     )
 
 
@@ -205,20 +235,14 @@ def _diagnosis(class_: FailureClass, confidence: float, message: str, pod: Obser
         {
             "class": class_.value,
             "confidence": confidence,
-            "message": message[:_LONGEST_MESSAGE],
-            "numbers": {"limit_bytes": limit} if limit is not None else {},
+            "message": message[:_MAX_MESSAGE_CHARACTERS],
+            "numbers": {} if limit is None else {"limit_bytes": limit},
         }
     )
 
 
-def _phase(view: JobView) -> Phase | None:
-    """The phase that the attempt was in when it last reported."""
-    assert view.attempt is not None
-    return view.report_of_attempt.phase if view.report_of_attempt else None
-
-
 def host_memory_advice(pod: ObservedPod) -> str:
-    where = f"resources.limits.memory of container rljob in spec.{pod.role}.template"
+    field = f"resources.limits.memory of container rljob in spec.{pod.role}.template"
     if pod.memory_limit_bytes is None:
-        return f"it has no memory limit, so its node ran out of memory: set {where}"
-    return f"its limit is {byte_quantity(pod.memory_limit_bytes)}: raise {where}, or recovery.maxHostMemory"
+        return f"it has no memory limit, so its node ran out of memory: set {field}"
+    return f"its limit is {byte_quantity(pod.memory_limit_bytes)}: raise {field}, or recovery.maxHostMemory"

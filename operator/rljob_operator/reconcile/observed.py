@@ -15,6 +15,10 @@ from rljob_operator.labels import FINALIZER
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
+OUT_OF_MEMORY_CODES = frozenset(
+    {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerTermination:
@@ -22,12 +26,16 @@ class ContainerTermination:
 
     exit_code: int
     reason: str
-    """Reason of the kubelet: Completed, Error, OOMKilled, ContainerStatusUnknown, …"""
+    """The kubelet's: Completed, Error, OOMKilled, ContainerStatusUnknown, …"""
     finished_at: datetime | None
     message: TerminationMessage | None
     """Message of the trainer in /dev/termination-log; None if there is none, or if it cannot be parsed."""
     text: str = ""
     """The raw termination message, if it is not the trainer's JSON; at most 1,024 characters."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.reason == "OOMKilled" or self.exit_code in OUT_OF_MEMORY_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +45,20 @@ class ContainerFailure:
     name: str
     exit_code: int
     reason: str
-    """Reason of the kubelet: Error, OOMKilled, StartError, …"""
+    """The kubelet's: Error, OOMKilled, StartError, …"""
     text: str
     """Its termination message; at most 1,024 characters."""
 
     def message(self, kind: str, pod: str) -> str:
         """Message about the failure. `kind`: init container, or container."""
-        why = f" ({self.reason})" if self.reason not in ("", "Error") else ""
-        more = f": {self.text}" if self.text else f"; kubectl logs {pod} -c {self.name} has more"
-        return f"{kind} {self.name} of pod {pod} exited with code {self.exit_code}{why}{more}"
+        reason = f" ({self.reason})" if self.reason not in ("", "Error") else ""
+        details = f": {self.text}" if self.text else f"; kubectl logs {pod} -c {self.name} has more"
+        return f"{kind} {self.name} of pod {pod} exited with code {self.exit_code}{reason}{details}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod that belongs to the job: it is controlled by it (owner reference with the job's uid)."""
+    """A pod that the job controls (owner reference with the job's uid)."""
 
     name: str
     uid: str
@@ -61,17 +69,14 @@ class ObservedPod:
     created_at: datetime
     node: str | None = None
     scheduled_at: datetime | None = None
-    """Time at which the condition PodScheduled became true."""
     ready: bool = False
     """The container `rljob` is ready, on a node that reports."""
     started: bool = False
     """The container `rljob` runs or has run."""
     deleting: bool = False
-    """It has a deletion timestamp."""
     deletion_grace_seconds: int | None = None
-    """Grace period of its deletion; None if it is not being deleted."""
     deletion_due_at: datetime | None = None
-    """Its deletion timestamp, at which that grace period ends; None if it is not being deleted."""
+    """Deletion timestamp, at which the grace period ends."""
     gated: bool = False
     """A scheduling gate holds it, such as Kueue's."""
     in_group: bool = False
@@ -79,26 +84,24 @@ class ObservedPod:
     unschedulable: str | None = None
     """Message of the scheduler (condition PodScheduled) if it finds no node."""
     waiting: str | None = None
-    """Reason why a container does not start, as `reason: message` of its waiting state: ErrImagePull,
-    CreateContainerConfigError, … Not the ordinary ContainerCreating and PodInitializing. The message names a container
-    other than `rljob`."""
+    """Reason why a container does not start, as `reason: message`: ErrImagePull, CreateContainerConfigError, … but not
+    ContainerCreating and PodInitializing. The message names a container other than `rljob`."""
     end: ContainerTermination | None = None
     failed_init_container: ContainerFailure | None = None
     """Init container that failed and is not restarted."""
     failed_sidecar: ContainerFailure | None = None
     """Container other than `rljob` that failed and is not restarted."""
     running_sidecars: tuple[str, ...] = ()
-    """Names of the containers other than `rljob` that run, with those of sidecar containers."""
+    """Names of the containers other than `rljob` that run."""
     evicted: str | None = None
-    """Message of the kubelet if it evicted the pod for exceeding one of its own limits, such as that of a volume."""
+    """Message of the kubelet if it evicted the pod for exceeding a limit of its own, such as that of a volume."""
     disruption: str | None = None
-    """Reason of the condition DisruptionTarget (PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager,
-    TerminationByKubelet, …), or NodeLost, NodeShutdown from the pod's own reason."""
+    """Reason of the condition DisruptionTarget (PreemptionByScheduler, …), or of the pod (NodeLost, NodeShutdown)."""
     restart_count: int = 0
     memory_limit_bytes: int | None = None
-    """Host memory limit of the container `rljob`; None: it has none."""
+    """Host memory limit of the container `rljob`; None without a limit."""
     shared_memory_bytes: int | None = None
-    """Size of its /dev/shm; None if the volume has no size limit."""
+    """Size of its /dev/shm; None without a limit."""
     restarts_in_place: bool = False
     """It has a restart rule: an exit code of the container `rljob` restarts all containers."""
     spec_digest: str = ""
@@ -124,8 +127,9 @@ class ObservedPod:
         if not self.ended or self.has_terminated or not self.running_sidecars:
             return ""
         names = ", ".join(self.running_sidecars)
-        several = len(self.running_sidecars) > 1
-        return f"container{'s' if several else ''} {names} of pod {self.name} still run{'' if several else 's'}"
+        if len(self.running_sidecars) == 1:
+            return f"container {names} of pod {self.name} still runs"
+        return f"containers {names} of pod {self.name} still run"
 
     @property
     def taken_by_cluster(self) -> bool:
@@ -151,8 +155,7 @@ class ObservedNode:
     restarts_in_place: bool = False
     """Its kubelet supports restart rules that restart all containers of a pod."""
     unreachable_since: datetime | None = None
-    """Time at which its kubelet stopped reporting (condition Ready is Unknown); None if the kubelet reports, ready or
-    not."""
+    """Time at which its kubelet stopped reporting (condition Ready is Unknown); None if it reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +163,7 @@ class ObservedJob:
     """Everything that a decision about one job may depend on."""
 
     job: RLJob | None
-    """The parsed job. None if the stored object cannot be parsed: `problem` has the error. A status that cannot be
-    parsed is left out."""
+    """The job, without a status that cannot be parsed; None if the job cannot be parsed: `problem` has the error."""
     namespace: str
     name: str
     uid: str
@@ -171,12 +173,12 @@ class ObservedJob:
     finalizers: tuple[str, ...]
     pods: tuple[ObservedPod, ...]
     step_report: StepReportStatus | None
-    """Content of the job's own StepReport; None if there is none, or `step_report_problem` has the reason."""
+    """The job's own; None if there is none, or if it cannot be parsed: `step_report_problem` has the error."""
     nodes: tuple[ObservedNode, ...]
     resource_version: str = ""
-    """The job's resourceVersion. Writes of the job name it, so that they fail if the job has changed since."""
+    """The job's. Writes of the job name it, so that they fail if the job has changed since."""
     raw_status: dict[str, Any] = field(default_factory=dict)
-    """The status as it is stored; empty if there is none. Writes of the status are patches of it."""
+    """The status as it is stored. Writes of the status are patches of it."""
     operator: str = ""
     """Installation of the operator that reconciles the job; empty if none does yet."""
     delegated: bool = False
@@ -187,7 +189,6 @@ class ObservedJob:
     foreign_pods: tuple[str, ...] = ()
     """Foreign pods with a name that this job needs, or with its labels."""
     step_report_problem: str | None = None
-    """Error in the StepReport; None if it can be parsed."""
     step_report_version: str = ""
     """Its resourceVersion."""
     namespace_terminating: bool = False

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Iterable
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.attempt import ControllerPlacement, Gang
-from rljob_operator.objects.gang_scheduling import QUEUE_LABEL, queue_of
+from rljob_operator.objects.placement import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
-from rljob_operator.reconcile.attempt_result import AttemptResult, NotCounted
+from rljob_operator.reconcile.desired import AttemptResult
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
-from rljob_operator.reconcile.view import JobView, condition_of, elapsed_seconds
+from rljob_operator.reconcile.view import JobView, and_more, elapsed_seconds
 
 Obstacle = tuple[ConditionReason, str]
 """Reason and message of the condition Scheduled while no pods are created."""
 
 
 def obstacle_to_pods(view: JobView) -> Obstacle | None:
-    """Change of the cluster that is needed before pods can be created; None if there is none."""
-    observed, spec = view.observed, view.spec
+    """Return the change of the cluster that is needed before pods can be created; None if there is none."""
+    observed, spec, queue = view.observed, view.spec, queue_of(view.job)
     if observed.namespace_terminating:
-        return (
-            ConditionReason.NAMESPACE_TERMINATING,
-            f"namespace {observed.namespace} is being deleted: no pods are created",
-        )
-    if (queue := queue_of(view.job)) is not None and not observed.kueue_installed:
+        message = f"namespace {observed.namespace} is being deleted: no pods are created"
+        return ConditionReason.NAMESPACE_TERMINATING, message
+    if queue is not None and not observed.kueue_installed:
         field = "spec.queueName" if spec.queue_name else f"the label {QUEUE_LABEL}"
-        return (
-            ConditionReason.GANG_SCHEDULER_MISSING,
-            f"{field} is {queue}, but the cluster has no Kueue: install it, or remove {field}",
-        )
+        message = f"{field} is {queue}, but the cluster has no Kueue: install it, or remove {field}"
+        return ConditionReason.GANG_SCHEDULER_MISSING, message
     if queue is None and spec.gang == "Volcano" and not observed.volcano_installed:
-        return (
-            ConditionReason.GANG_SCHEDULER_MISSING,
-            "spec.gang is Volcano, but the cluster has no Volcano: install it, or write gang: Auto",
-        )
-    insists = spec.controller.require_gpu_free_node and view.own_trainer
-    if insists and observed.nodes and not any(_takes_controller(node, spec) for node in observed.nodes):
+        message = "spec.gang is Volcano, but the cluster has no Volcano: install it, or write gang: Auto"
+        return ConditionReason.GANG_SCHEDULER_MISSING, message
+    requires_node = spec.controller.require_gpu_free_node and view.own_trainer
+    if requires_node and observed.nodes and not any(_takes_controller(node, spec) for node in observed.nodes):
         return (
             ConditionReason.NO_GPU_FREE_NODE,
             f"none of the {len(observed.nodes)} nodes is ready, open to pods and without GPUs: "
@@ -49,7 +41,7 @@ def obstacle_to_pods(view: JobView) -> Obstacle | None:
 
 
 def controller_placement(observed: ObservedJob, spec: RLJobSpec, *, nodes_are_known: bool) -> ControllerPlacement:
-    """Nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler.
+    """Return nodes without GPUs if there are any, or if the job requires one: then the pod waits in the scheduler.
 
     Otherwise tainted nodes with GPUs if there are any: a cluster that begins without nodes gets one that fits.
     """
@@ -66,42 +58,37 @@ def _takes_controller(node: ObservedNode, spec: RLJobSpec) -> bool:
 
 
 def refusal(view: JobView) -> Obstacle | None:
-    """Reason why missing pods cannot be created, and what to do about it; None if they can."""
-    if view.observed.namespace_terminating:
+    """Return the reason why missing pods cannot be created, and what to do about it; None if they can."""
+    observed = view.observed
+    if observed.namespace_terminating:
         return obstacle_to_pods(view)
-    if foreign := _foreign_in_the_way(view):
+    if foreign := sorted(set(view.missing) & set(observed.foreign_pods)):
         message = f"a foreign pod has the name {foreign[0]}, which the job needs: delete that pod, or rename the job"
         return ConditionReason.FOREIGN_POD, message
-    if view.observed.foreign_object:
-        return ConditionReason.FOREIGN_OBJECT, view.observed.foreign_object
-    if view.observed.missing_object:
-        return ConditionReason.MISSING_OBJECT, view.observed.missing_object
-    if view.observed.refused:
-        return ConditionReason.PODS_REFUSED, f"the API server refused: {view.observed.refused}{growth_note(view)}"
-    return None
-
-
-def _foreign_in_the_way(view: JobView) -> list[str]:
-    """Names that the attempt needs and that foreign pods have."""
-    return sorted(set(view.missing) & set(view.observed.foreign_pods))
+    refused = observed.refused and f"the API server refused: {observed.refused}{growth_note(view)}"
+    obstacles = (
+        (ConditionReason.FOREIGN_OBJECT, observed.foreign_object),
+        (ConditionReason.MISSING_OBJECT, observed.missing_object),
+        (ConditionReason.PODS_REFUSED, refused),
+    )
+    return next(((reason, message) for reason, message in obstacles if message), None)
 
 
 def unplaceable(view: JobView) -> str | None:
-    """Reason why pods find no node: missing GPUs, else the scheduler's message."""
+    """Return the reason why pods find no node: missing GPUs, else the scheduler's message."""
     waiting = [pod for pod in view.pods if pod.unschedulable and not pod.node]
     if not waiting:
         return None
     if any(pod.role != "controller" for pod in waiting) and (lacking := _lacking_gpus(view)):
         return f"{lacking}{growth_note(view)}"
     pod = waiting[0]
-    others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    excluded = view.status.plan.excluded_nodes if view.status.plan else []
-    kept_off = f"; the memory plan excludes {', '.join(excluded)}: add another node" if excluded else ""
-    return f"pod {pod.name}{others}: {pod.unschedulable}{kept_off}{growth_note(view)}"
+    nodes = view.status.plan.excluded_nodes if view.status.plan else []
+    excluded = f"; the memory plan excludes {', '.join(nodes)}: add another node" if nodes else ""
+    return f"pod {pod.name}{and_more(waiting)}: {pod.unschedulable}{excluded}{growth_note(view)}"
 
 
 def growth_note(view: JobView) -> str:
-    """The reason why a job that waits asks for more GPUs than its manifest; empty if it does not."""
+    """Return the reason why a job that waits asks for more GPUs than its manifest; empty if it does not."""
     if view.status.plan is None or view.status.plan.policy_gpus is None:
         return ""
     before = PodLayout.of(view.job.spec).policy_ranks
@@ -119,10 +106,10 @@ def _lacking_gpus(view: JobView) -> str | None:
     largest = max(nodes, key=lambda node: node.gpus)
     for group in view.layout.workers:
         if group.gpus > largest.gpus:
-            has = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
+            found = f"the largest, {largest.name}, has {largest.gpus}" if largest.gpus else "none has any"
             return (
-                f"no node has {group.gpus} {resource}: {has}; add a node, or delete the job and create it again with a "
-                f"lower {group.role}.gpusPerReplica"
+                f"no node has {group.gpus} {resource}: {found}; add a node, or delete the job and create it again "
+                f"with a lower {group.role}.gpusPerReplica"
             )
     wanted, total = sum(view.layout.worker_gpus), sum(node.gpus for node in nodes)
     if wanted > total:
@@ -131,34 +118,30 @@ def _lacking_gpus(view: JobView) -> str | None:
 
 
 def can_avoid(node: str, view: JobView) -> bool:
-    """The other nodes have enough GPUs for all workers, free or not: excluding `node` cannot block the job.
+    """Return True if the other nodes have enough GPUs for all workers, free or not: then `node` can be excluded.
 
     Workers with GPUs tolerate the usual taint of GPU nodes; other workers tolerate no taint.
     """
-    left_out = {node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
-    others = [other for other in view.observed.nodes if other.usable and other.name not in left_out]
+    excluded = {node, *(view.status.plan.excluded_nodes if view.status.plan else ())}
+    others = [other for other in view.observed.nodes if other.usable and other.name not in excluded]
     wanted = view.layout.worker_gpus
     if not any(wanted):
         return any(not other.tainted for other in others)
-    return _hold((other.gpus for other in others), wanted)
+    return _fit((other.gpus for other in others), wanted)
 
 
-def _hold(nodes: Iterable[int], pods: Iterable[int]) -> bool:
+def _fit(nodes: Iterable[int], pods: Iterable[int]) -> bool:
     """Pods with these GPUs fit on nodes with these GPUs, by best fit, largest pod first."""
-    free = sorted(nodes)
+    free = list(nodes)
     for wanted in sorted(pods, reverse=True):
-        fitting = [gpus for gpus in free if gpus >= wanted]
-        if not fitting:
+        best = min((gpus for gpus in free if gpus >= wanted), default=None)
+        if best is None:
             return False
-        free.remove(fitting[0])
-        free = sorted([*free, fitting[0] - wanted])
+        free[free.index(best)] -= wanted
     return True
 
 
 # --- Gang scheduling ---
-
-
-_LONGEST_RETRY_FACTOR = 10.0
 
 
 def gang_of(view: JobView) -> Gang:
@@ -170,7 +153,8 @@ def gang_of(view: JobView) -> Gang:
 
 
 def half_placed_seconds_left(view: JobView) -> float | None:
-    """Seconds until the pods of a job that is scheduled, or refused, in part are deleted; None if it is neither.
+    """Return the seconds until the pods of a job that is scheduled, or refused, in part are deleted; None if it is
+    neither.
 
     Counted from the last pod that was scheduled, or created. Not without a gang. Pods that were created for Kueue or
     Volcano, even if the spec has changed since, are left to it once all of them exist.
@@ -190,14 +174,15 @@ def half_placed_seconds_left(view: JobView) -> float | None:
 def half_placed_too_long(view: JobView) -> AttemptResult | None:
     if half_placed_seconds_left(view) != 0.0:
         return None
-    if _is_refused_in_part(view) and (refused := refusal(view)):
-        message = f"only {len(view.pods)} of {len(view.expected_pods)} pods exist, so all are deleted: {refused[1]}"
-        return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
-    placed = sum(1 for pod in view.pods if pod.node)
-    scheduled = condition_of(view.status, ConditionType.SCHEDULED)
-    why = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
-    message = f"only {placed} of {len(view.expected_pods)} pods were scheduled, so all are deleted{why}"
-    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message, NotCounted())
+    expected, refused = len(view.expected_pods), refusal(view)
+    if view.missing and refused is not None:
+        message = f"only {len(view.pods)} of {expected} pods exist, so all are deleted: {refused[1]}"
+    else:
+        placed = sum(1 for pod in view.pods if pod.node)
+        scheduled = view.condition(ConditionType.SCHEDULED)
+        cause = f": {scheduled.message}" if scheduled and scheduled.reason == ConditionReason.UNSCHEDULABLE else ""
+        message = f"only {placed} of {expected} pods were scheduled, so all are deleted{cause}"
+    return AttemptResult(AttemptReason.PLACEMENT_TIMED_OUT, message)
 
 
 def _is_refused_in_part(view: JobView) -> bool:
@@ -206,13 +191,3 @@ def _is_refused_in_part(view: JobView) -> bool:
     Without a refusal, missing pods are about to be created, by an operator that was away for long.
     """
     return bool(view.missing) and refusal(view) is not None
-
-
-def placement_retry_seconds(first_seconds: float, retries: int, uid: str) -> float:
-    """Wait before the pods of the job `uid` are created again, after `retries` failures.
-
-    Up to half longer for some jobs: two that have released their pods at the same time must not try again at the same
-    time.
-    """
-    spread = 1.0 + zlib.crc32(uid.encode()) % 1000 / 2000
-    return float(math.ceil(first_seconds * min(2.0 ** min(retries, 10), _LONGEST_RETRY_FACTOR) * spread))

@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RemedyStatus, RLJobStatus, StatusDisplay
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.view import condition_of, elapsed_seconds
 
-_LONGEST_MESSAGE = 32_768
+_MAX_MESSAGE_CHARACTERS = 4096
+"""Of a condition. The API allows more, but an object must not be too large for the API server."""
 
 _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
@@ -25,6 +27,18 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.READY: (ConditionReason.PENDING, "the pods are being created"),
     ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no change by a person is needed"),
 }
+
+
+_WARNINGS = {
+    ConditionReason.CONTROLLER_ON_GPU_NODE: EventReason.CONTROLLER_ON_GPU_NODE,
+    ConditionReason.FOREIGN_OBJECT: EventReason.FOREIGN_OBJECT,
+    ConditionReason.NODE_LOST: EventReason.NODE_LOST,
+    ConditionReason.OBJECT_LEFT_BEHIND: EventReason.OBJECT_LEFT_BEHIND,
+    ConditionReason.POD_NOT_TERMINATING: EventReason.POD_NOT_TERMINATING,
+    ConditionReason.STEP_OVERDUE: EventReason.STEP_OVERDUE,
+    ConditionReason.STEP_REPORT_IGNORED: EventReason.STEP_REPORT_IGNORED,
+}
+"""Reasons with a warning Event of the same message, when a condition gets them."""
 
 
 class StatusDraft:
@@ -48,27 +62,32 @@ class StatusDraft:
     def set(self, **fields: Any) -> None:
         self.status = self.status.model_copy(update=fields)
 
-    # --- conditions ---
-
     def condition(self, type_: ConditionType, holds: bool, reason: str, message: str) -> None:
         """Set a condition. Its transition time changes only if its status differs from the stored one."""
         status: Literal["True", "False"] = "True" if holds else "False"
         stored = self._stored.get(type_)
         same_status = stored is not None and stored.status == status
-        drafted = Condition(
+        self._conditions[type_] = Condition(
             type=type_.value,
             status=status,
             reason=str(reason),
-            message=clipped(message, _LONGEST_MESSAGE),
+            message=clipped(message, _MAX_MESSAGE_CHARACTERS),
             last_transition_time=stored.last_transition_time if stored and same_status else self._now,
             observed_generation=self._generation,
         )
-        self._conditions[type_] = drafted
         self._keep_conditions()
+        is_new = stored is None or stored.reason != reason
+        if is_new and reason in _WARNINGS and type_ is not ConditionType.STALLED:  # which repeats reasons of others
+            self.event("Warning", _WARNINGS[ConditionReason(reason)], message)
 
-    def reset(self, type_: ConditionType) -> None:
-        """Set the condition to its value before the start of a job."""
-        self.condition(type_, False, *_INITIAL[type_])
+    def reset(self, *types: ConditionType) -> None:
+        """Set conditions to their values before the start of a job."""
+        for type_ in types:
+            self.condition(type_, False, *_INITIAL[type_])
+
+    def no_pods_run(self, reason: ConditionReason, message: str) -> None:
+        for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
+            self.condition(type_, False, reason, message)
 
     def holds(self, type_: ConditionType) -> bool:
         return self._conditions[type_].status == "True"
@@ -81,8 +100,8 @@ class StatusDraft:
     def reason(self, type_: ConditionType) -> str:
         return self._conditions[type_].reason
 
-    def message(self, type_: ConditionType) -> str:
-        return self._conditions[type_].message
+    def explained(self, type_: ConditionType) -> tuple[str, str]:
+        return self._conditions[type_].reason, self._conditions[type_].message
 
     def observe_generation(self) -> None:
         """Record that every condition takes the present spec into account, which `kubectl wait` checks."""
@@ -93,14 +112,20 @@ class StatusDraft:
     def _keep_conditions(self) -> None:
         self.set(conditions=[self._conditions[type_] for type_ in ConditionType if type_ in self._conditions])
 
-    # --- attempts ---
-
     @property
     def attempt(self) -> AttemptStatus | None:
         """The latest."""
         return self.status.attempts[-1] if self.status.attempts else None
 
-    def begin_attempt(self, attempt: AttemptStatus) -> None:
+    def begin_attempt(self, number: int, plan: MemoryPlan | None, **fields: Any) -> None:
+        """Record an attempt under `plan`, from the first step that is not committed."""
+        attempt = AttemptStatus(
+            number=number,
+            plan_generation=plan.generation if plan else 1,
+            start_time=self._now,
+            from_step=(self.status.step or 0) + 1,
+            **fields,
+        )
         self.set(attempts=[*self.status.attempts, attempt][-MAX_ATTEMPTS_KEPT:])
 
     def change_attempt(self, **fields: Any) -> None:
@@ -108,37 +133,31 @@ class StatusDraft:
         *earlier, latest = self.status.attempts
         self.set(attempts=[*earlier, latest.model_copy(update=fields)])
 
-    # --- Events ---
+    def end_attempt(self) -> None:
+        """Record that the pods of the latest attempt are gone, unless there is none or that is known."""
+        if self.attempt is not None and self.attempt.end_time is None:
+            self.change_attempt(end_time=self._now)
 
     def event(self, type_: Literal["Normal", "Warning"], reason: EventReason, message: str) -> None:
         self.events.append(EventNote(type_, reason.value, message))
 
 
-def clipped(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def clipped(text: str, max_characters: int) -> str:
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
 # --- Summary ---
 
 
-_LONGEST_SUMMARY = 512
-
-_FINAL = {
-    ConditionType.COMPLETE: ConditionReason.COMPLETE,
-    ConditionType.FAILED: ConditionReason.FAILED,
-}
+_MAX_SUMMARY_CHARACTERS = 512
+_FINAL = {ConditionType.COMPLETE: ConditionReason.COMPLETE, ConditionType.FAILED: ConditionReason.FAILED}
 _PASSING = {
     ConditionType.SUSPENDED: ConditionReason.SUSPENDED,
     ConditionType.RECOVERING: ConditionReason.RECOVERING,
     ConditionType.RUNNING: ConditionReason.RUNNING,
 }
 """The phase is that of the first condition that holds."""
-
-_NEEDS_A_PERSON = (
-    ConditionReason.FOREIGN_OBJECT,
-    ConditionReason.FOREIGN_POD,
-    ConditionReason.POD_NOT_TERMINATING,
-)
+_NEEDS_A_PERSON = (ConditionReason.FOREIGN_OBJECT, ConditionReason.FOREIGN_POD, ConditionReason.POD_NOT_TERMINATING)
 """Reasons of Scheduled for which no pods are created until a person removes something."""
 
 
@@ -148,35 +167,50 @@ def summarize(draft: StatusDraft) -> None:
     The reason of Ready is the phase. https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
     """
     if stalled := _why_stalled(draft):
-        draft.condition(ConditionType.STALLED, True, stalled[0], clipped(stalled[1], _LONGEST_SUMMARY))
+        draft.condition(ConditionType.STALLED, True, stalled[0], clipped(stalled[1], _MAX_SUMMARY_CHARACTERS))
     else:
         draft.reset(ConditionType.STALLED)
     phase, message = _phase(draft)
     works = draft.holds(ConditionType.COMPLETE) or draft.holds(ConditionType.RUNNING)
-    draft.condition(ConditionType.READY, works, phase, clipped(message, _LONGEST_SUMMARY))
+    draft.condition(ConditionType.READY, works, phase, clipped(message, _MAX_SUMMARY_CHARACTERS))
 
 
 def _why_stalled(draft: StatusDraft) -> tuple[str, str] | None:
-    """Reason and message if nothing continues before a person acts."""
+    """Return reason and message if nothing continues before a person acts."""
     if draft.holds(ConditionType.FAILED):
-        return draft.reason(ConditionType.FAILED), draft.message(ConditionType.FAILED)
+        return draft.explained(ConditionType.FAILED)
     if draft.invalid_spec is not None:
         return ConditionReason.INVALID_SPEC, draft.invalid_spec
     if draft.reason(ConditionType.SCHEDULED) in _NEEDS_A_PERSON:
-        return draft.reason(ConditionType.SCHEDULED), draft.message(ConditionType.SCHEDULED)
+        return draft.explained(ConditionType.SCHEDULED)
     return None
 
 
 def _phase(draft: StatusDraft) -> tuple[ConditionReason, str]:
-    """The phase, and the message of the condition that it comes from."""
+    """Return the phase, and the message of the condition that it comes from."""
     invalid = draft.invalid_spec if not draft.holds(ConditionType.RUNNING) else None
     for type_, phase in (_FINAL if invalid else _FINAL | _PASSING).items():
         if draft.holds(type_):
-            return phase, draft.message(type_)
+            return phase, draft.explained(type_)[1]
     if invalid:
         return ConditionReason.INVALID, invalid
     waits = ConditionType.RUNNING if draft.holds(ConditionType.SCHEDULED) else ConditionType.SCHEDULED
-    return ConditionReason.PENDING, draft.message(waits)
+    return ConditionReason.PENDING, draft.explained(waits)[1]
+
+
+def display(status: RLJobStatus) -> StatusDisplay:
+    """Return the columns of `kubectl get rljobs`."""
+    memory, ready = status.memory, condition_of(status, ConditionType.READY)
+    step, steps = status.step or 0, status.steps
+    # `3/10`; only the committed steps if the spec now asks for fewer
+    progress = f"{step}/{steps}" if steps and step <= steps else str(step) if steps else ""
+    return StatusDisplay(
+        phase=ready.reason if ready else "",
+        step=progress,
+        reward="" if status.reward is None else f"{status.reward:.4g}",
+        peak=f"{memory.peak_reserved_bytes / 2**30:.1f}Gi" if memory else "",
+        headroom=f"{memory.headroom_bytes / 2**30:.1f}Gi" if memory else "",
+    )
 
 
 # --- Writes ---
@@ -195,30 +229,26 @@ class StatusWrite:
 def due_write(
     stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, budget_seconds: float, now: datetime
 ) -> StatusWrite:
-    """Time at which `drafted` is written over `stored`.
+    """Return the time at which `drafted` is written over `stored`.
 
-    The basis of a decision is written at once. A change that a person waits for waits `budget_seconds`, which is 0
-    unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds` have
-    passed since the last write.
+    A change that decisions rest on is written at once. A change that a person waits for waits `budget_seconds`, which
+    is 0 unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds`
+    have passed since the last write.
     """
-    changed = {name for name in RLJobStatus.model_fields if getattr(stored, name) != getattr(drafted, name)}
-    changed.discard("update_time")
-    if not changed:
+    if _without(stored, {"update_time"}) == _without(drafted, {"update_time"}):
         return StatusWrite(None)
-    if stored.update_time is None or changed - _REPORTED - _PROGRESS - {"conditions", "attempts"}:
+    if stored.update_time is None or _decisive(stored) != _decisive(drafted):
         return StatusWrite(0.0)
-    if _basis(stored) != _basis(drafted):
-        return StatusWrite(0.0)
-    if changed & _REPORTED or "attempts" in changed or _transitions(stored) != _transitions(drafted):
+    if _noteworthy(stored) != _noteworthy(drafted):
         return StatusWrite(budget_seconds, is_delayed=budget_seconds > 0)
     return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
 
 
-_PROGRESS = {"step", "reward", "memory", "plan", "pods", "display"}
+_PROGRESS = {"step", "reward", "memory", "plan", "pods", "display", "update_time"}
 """Fields that may wait."""
 _REPORTED = {"observed_generation", "plan_changes", "adjustments", "last_out_of_memory"}
 """Fields that no decision rests on: the trainer alone reports them, and each reconcile merges them again."""
-_REPORTING = (
+_REPORTING_CONDITIONS = (
     ConditionType.MEMORY_PRESSURE,
     ConditionType.DEGRADED,
     ConditionType.RECOVERING,
@@ -226,96 +256,57 @@ _REPORTING = (
     ConditionType.STALLED,
 )
 """Conditions that no decision rests on."""
+_ANY_REMEDY = RemedyStatus(setting="", before="", after="")
 
 
-def _transitions(status: RLJobStatus) -> list[tuple[str, str, str, datetime]]:
-    """The conditions without their messages."""
-    return [(known.type, known.status, known.reason, known.last_transition_time) for known in status.conditions]
+def _without(status: RLJobStatus, fields: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in status if name not in fields}
 
 
-def _basis(status: RLJobStatus) -> tuple[list[tuple[str, str, str, datetime]], list[AttemptStatus]]:
-    """The conditions and attempts, as far as decisions rest on them."""
+def _noteworthy(status: RLJobStatus) -> dict[str, Any]:
+    """Return the fields that a person waits for: all but progress and the messages of conditions."""
+    conditions = [(one.type, one.status, one.reason, one.last_transition_time) for one in status.conditions]
+    return _without(status, _PROGRESS) | {"conditions": conditions}
+
+
+def _decisive(status: RLJobStatus) -> dict[str, Any]:
+    """Return the fields that decisions rest on."""
     conditions = [
-        (type_, holds, "" if type_ == ConditionType.RUNNING else reason, since)
-        for type_, holds, reason, since in _transitions(status)
-        if type_ not in _REPORTING
+        (one.type, one.status, one.reason if one.type != ConditionType.RUNNING else "", one.last_transition_time)
+        for one in status.conditions
+        if one.type not in _REPORTING_CONDITIONS
     ]
     attempts = [
         attempt.model_copy(update={"diagnosis": None, "remedy": attempt.remedy and _ANY_REMEDY})
         for attempt in status.attempts
     ]
-    return conditions, attempts
-
-
-_ANY_REMEDY = RemedyStatus(setting="", before="", after="")
-
-
-def display(status: RLJobStatus) -> StatusDisplay:
-    memory = status.memory
-    ready = condition_of(status, ConditionType.READY)
-    return StatusDisplay(
-        phase=ready.reason if ready else "",
-        step=_step(status.step or 0, status.steps),
-        reward="" if status.reward is None else f"{status.reward:.4g}",
-        peak=_gibibytes(memory.peak_reserved_bytes) if memory else "",
-        headroom=_gibibytes(memory.headroom_bytes) if memory else "",
-    )
-
-
-def _step(step: int, steps: int | None) -> str:
-    """`3/10`; only the committed steps if the spec now asks for fewer."""
-    if not steps:
-        return ""
-    return f"{step}/{steps}" if step <= steps else str(step)
-
-
-def _gibibytes(count: int) -> str:
-    return f"{count / 2**30:.1f}Gi"
+    return _without(status, _PROGRESS | _REPORTED) | {"conditions": conditions, "attempts": attempts}
 
 
 # --- Size ---
 
 
 MAX_STATUS_BYTES = 512_000
-_LONGEST_KEPT_MESSAGE = 4096
-"""Length of the message of a condition. The API allows more."""
 
 
 def bounded(status: RLJobStatus) -> RLJobStatus:
-    """The status in at most MAX_STATUS_BYTES of JSON: the API server stores an object of at most 1.5 MiB, in which the
-    spec and its own records count.
+    """Return the status in at most MAX_STATUS_BYTES of JSON: the API server stores an object of at most 1.5 MiB, in
+    which the spec and its own records count.
 
     Fields that only earlier attempts needed are left out; if it is still too large, the oldest records of attempts and
     plan changes too. The latest of each always stay.
     """
-    if any(attempt.restarts_before for attempt in status.attempts[:-1]):
-        *earlier, latest = status.attempts
-        status = status.model_copy(update={"attempts": [*map(_without_restarts, earlier), latest]})
-    if any(len(condition.message) > _LONGEST_KEPT_MESSAGE for condition in status.conditions):
-        status = status.model_copy(update={"conditions": list(map(_with_short_message, status.conditions))})
-    while _size_bytes(status) > MAX_STATUS_BYTES and (oldest := _oldest_record(status)):
-        status = status.model_copy(update={oldest: getattr(status, oldest)[1:]})
+    attempts = [attempt.model_copy(update={"restarts_before": {}}) for attempt in status.attempts[:-1]]
+    status = status.model_copy(update={"attempts": attempts + status.attempts[-1:]})
+    while len(status.model_dump_json(by_alias=True, exclude_none=True).encode()) > MAX_STATUS_BYTES:
+        attempts, changes = status.attempts, status.plan_changes
+        if len(changes) > 1 and (len(attempts) <= 1 or changes[0].attempt <= attempts[0].number):
+            status = status.model_copy(update={"plan_changes": changes[1:]})
+        elif len(attempts) > 1:
+            status = status.model_copy(update={"attempts": attempts[1:]})
+        else:
+            break
     return status
-
-
-def _with_short_message(condition: Condition) -> Condition:
-    return condition.model_copy(update={"message": clipped(condition.message, _LONGEST_KEPT_MESSAGE)})
-
-
-def _without_restarts(attempt: AttemptStatus) -> AttemptStatus:
-    return attempt.model_copy(update={"restarts_before": {}})
-
-
-def _oldest_record(status: RLJobStatus) -> str | None:
-    """Name of the list that has the oldest record; None if only the latest records are left."""
-    attempts, changes = status.attempts, status.plan_changes
-    if len(changes) > 1 and (len(attempts) <= 1 or changes[0].attempt <= attempts[0].number):
-        return "plan_changes"
-    return "attempts" if len(attempts) > 1 else None
-
-
-def _size_bytes(status: RLJobStatus) -> int:
-    return len(status.model_dump_json(by_alias=True, exclude_none=True).encode())
 
 
 # --- Rate of writes ---

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from functools import cached_property
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_profile import MemoryProfile
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus, Role, RolePods
-from rljob_api.step_report import Evidence, PendingExit, StepReportStatus
+from rljob_api.step_report import PendingExit, StepReportStatus
 from rljob_operator.objects.pod_layout import PodLayout
 from rljob_operator.reconcile.observed import ObservedJob, ObservedPod
 from rljob_operator.settings import OperatorSettings
@@ -107,8 +110,11 @@ class JobView:
             return Stage.BETWEEN_ATTEMPTS
         return Stage.LIVE if self.attempt.reason is None else Stage.STOPPING
 
+    def condition(self, type_: ConditionType) -> Condition | None:
+        return condition_of(self.status, type_)
+
     def holds(self, type_: ConditionType) -> bool:
-        condition = condition_of(self.status, type_)
+        condition = self.condition(type_)
         return condition is not None and condition.status == "True"
 
     @property
@@ -119,10 +125,9 @@ class JobView:
     @property
     def committed_steps(self) -> int | None:
         """Committed steps: the maximum of the status, the StepReport and termination messages; None if unknown."""
+        messages = [pod.end.message for pod in self.observed.pods if pod.end and pod.end.message]
         reported = [self.status.step, self.report.step if self.report else None]
-        for pod in self.observed.pods:
-            if pod.end and pod.end.message and (pod.end.message.step or 0) <= self.spec.algorithm.steps:
-                reported.append(pod.end.message.step)
+        reported += [message.step for message in messages if (message.step or 0) <= self.spec.algorithm.steps]
         return max((step for step in reported if step is not None), default=None)
 
     @property
@@ -138,16 +143,11 @@ class JobView:
 
 def build_view(observed: ObservedJob, job: RLJob, settings: OperatorSettings, now: datetime) -> JobView:
     report, problem = usable_report(observed, job.spec.algorithm.steps, now)
-    status = trusted_status(observed.status, observed.pods, report, now)
+    status = _trusted_status(observed, report, now)
     attempt = status.attempts[-1] if status.attempts else None
     made_for = (attempt.pods_of_attempt or attempt.number) if attempt else None
-    old = [pod for pod in observed.pods if pod.attempt == made_for and _is_to_restart(pod, attempt)]
-    restarting = {pod.uid for pod in old}
-    pods = [
-        _as_before_its_restart(pod) if pod.uid in restarting else pod
-        for pod in observed.pods
-        if pod.attempt == made_for
-    ]
+    pods = [pod for pod in observed.pods if pod.attempt == made_for]
+    restarting = [pod for pod in pods if _is_to_restart(pod, attempt)]
     names = {pod.name for pod in pods}
     expected = PodLayout.of(grown_spec(job.spec, status.plan)).pods(observed.name)
     return JobView(
@@ -157,13 +157,16 @@ def build_view(observed: ObservedJob, job: RLJob, settings: OperatorSettings, no
         now=now,
         status=status,
         attempt=attempt,
-        pods=pods,
+        # The state of a container that has not restarted belongs to the attempt before.
+        pods=[
+            replace(pod, ready=False, end=pod.end if pod.ended else None) if pod in restarting else pod for pod in pods
+        ],
         leftovers=[pod for pod in observed.pods if pod.attempt != made_for],
         expected_pods=expected,
         missing=[name for name, _ in expected if name not in names],
         report=report,
         report_problem=problem,
-        not_restarted=old,
+        not_restarted=restarting,
     )
 
 
@@ -173,64 +176,53 @@ def _is_to_restart(pod: ObservedPod, attempt: AttemptStatus | None) -> bool:
     return pod.restart_count <= attempt.restarts_before.get(pod.name, -1)
 
 
-def _as_before_its_restart(pod: ObservedPod) -> ObservedPod:
-    """The pod without the state of its container, which belongs to the attempt before."""
-    return replace(pod, ready=False, end=pod.end if pod.ended else None)
-
-
 def condition_of(status: RLJobStatus, type_: ConditionType) -> Condition | None:
     return next((condition for condition in status.conditions if condition.type == type_), None)
 
 
 def is_finished(status: RLJobStatus) -> bool:
     """Complete, or failed. A job with an invalid spec is not finished: it continues once the spec is fixed."""
-    complete, failed = (condition_of(status, type_) for type_ in (ConditionType.COMPLETE, ConditionType.FAILED))
-    if complete and complete.status == "True":
-        return True
-    return failed is not None and failed.status == "True" and failed.reason != ConditionReason.INVALID_SPEC
+    return any(
+        condition.status == "True" and condition.reason != ConditionReason.INVALID_SPEC
+        for condition in status.conditions
+        if condition.type in (ConditionType.COMPLETE, ConditionType.FAILED)
+    )
 
 
 # --- What can be trusted of the stored status and of the StepReport ---
 
 
-def trusted_status(
-    stored: RLJobStatus, pods: Sequence[ObservedPod], report: StepReportStatus | None, now: datetime
-) -> RLJobStatus:
-    """`stored` without future times and impossible attempts, each attempt once, and that of the pods as the latest."""
-    attempts = _adopt(_in_order(stored.attempts, now), stored, pods, report, now)
+LARGEST_NUMBER = 1_000_000
+"""Limit of an attempt or a generation: the operator continues the numbers that are reported."""
+_CLOCKS_DIFFER_BY = timedelta(hours=1)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+def _trusted_status(observed: ObservedJob, report: StepReportStatus | None, now: datetime) -> RLJobStatus:
+    """Return the stored status without future times and impossible attempts, each attempt once, and that of the pods as
+    the latest."""
+    stored = observed.status
+    by_number = {attempt.number: attempt for attempt in stored.attempts if attempt.number < LARGEST_NUMBER}
+    attempts = [clip_times(attempt, _EARLIEST, now) for _, attempt in sorted(by_number.items())]
+    attempts += _adopted_attempt(observed, max(by_number, default=0), report, now)
+    times = {name: getattr(stored, name) for name in ("start_time", "completion_time", "update_time")}
     return stored.model_copy(
         update={
+            **{name: _clip(time, _EARLIEST, now) for name, time in times.items()},
             "attempts": attempts[-MAX_ATTEMPTS_KEPT:],
-            "conditions": [_not_in_future(condition, now) for condition in stored.conditions],
-            **{name: _past(getattr(stored, name), now) for name in ("start_time", "completion_time", "update_time")},
+            "conditions": [clip_times(condition, _EARLIEST, now) for condition in stored.conditions],
         }
     )
 
 
-def _in_order(attempts: Sequence[AttemptStatus], now: datetime) -> list[AttemptStatus]:
-    # Pods of an attempt beyond that would not be recognized.
-    by_number = {attempt.number: attempt for attempt in attempts if attempt.number < LARGEST_NUMBER}
-    return [
-        attempt.model_copy(
-            update={"start_time": _past(attempt.start_time, now), "end_time": _past(attempt.end_time, now)}
-        )
-        for _, attempt in sorted(by_number.items())
-    ]
-
-
-def _adopt(
-    attempts: list[AttemptStatus],
-    stored: RLJobStatus,
-    pods: Sequence[ObservedPod],
-    report: StepReportStatus | None,
-    now: datetime,
+def _adopted_attempt(
+    observed: ObservedJob, latest: int, report: StepReportStatus | None, now: datetime
 ) -> list[AttemptStatus]:
-    """Add a record for an attempt that has pods and whose record was lost."""
-    known = attempts[-1].number if attempts else 0
-    unknown = [pod for pod in pods if pod.attempt > known]
+    """Return a record for an attempt after the `latest` that has pods and whose record was lost; usually none."""
+    unknown = [pod for pod in observed.pods if pod.attempt > latest]
     if not unknown:
-        return attempts
-    number = max(pod.attempt for pod in unknown)
+        return []
+    stored, number = observed.status, max(pod.attempt for pod in unknown)
     committed = max(stored.step or 0, (report.step or 0) if report and report.attempt != number else 0)
     adopted = AttemptStatus(
         number=number,
@@ -239,40 +231,18 @@ def _adopt(
         from_step=committed + 1,
         restarts_before={pod.name: pod.restart_count for pod in unknown},
     )
-    return [*attempts, adopted]
-
-
-def _not_in_future(condition: Condition, now: datetime) -> Condition:
-    return condition.model_copy(update={"last_transition_time": _past(condition.last_transition_time, now)})
-
-
-def _past(time: datetime | None, now: datetime) -> datetime | None:
-    if time is None:
-        return None
-    return min(time if time.tzinfo else time.replace(tzinfo=UTC), now)
-
-
-LARGEST_NUMBER = 1_000_000
-"""Limit of an attempt or a generation: the operator continues the numbers that are reported."""
-
-_CLOCKS_DIFFER_BY = timedelta(hours=1)
-
-
-def possible_times(observed: ObservedJob, now: datetime) -> tuple[datetime, datetime]:
-    """Earliest and latest time that the job's pods can report."""
-    return observed.created_at - _CLOCKS_DIFFER_BY, now + _CLOCKS_DIFFER_BY
+    return [adopted]
 
 
 def usable_report(observed: ObservedJob, steps: int, now: datetime) -> tuple[StepReportStatus | None, str | None]:
-    """The report, or None and the error in it. An empty report has no error, and neither has one from before the first
-    attempt that is known."""
+    """Return the report, or None and the error in it. An empty report has no error, and neither has one from before the
+    first attempt that is known."""
     report = observed.step_report
     if observed.step_report_problem:
         return None, f"cannot parse the StepReport: {observed.step_report_problem}"
-    if report is None or report.attempt is None:
-        return None, None
-    latest = _latest_attempt(observed)
-    if latest == 0:
+    recorded = [attempt.number for attempt in observed.status.attempts]
+    latest = max([*recorded, *(pod.attempt for pod in observed.pods)], default=0)
+    if report is None or report.attempt is None or latest == 0:
         return None, None
     wanted = max(steps, observed.status.steps or 0, observed.status.step or 0)
     if (report.step or 0) > wanted:
@@ -281,52 +251,54 @@ def usable_report(observed: ObservedJob, steps: int, now: datetime) -> tuple[Ste
         return None, f"the StepReport has attempt {report.attempt}, but the latest is {latest}"
     if report.plan is not None and report.plan.generation > LARGEST_NUMBER:
         return None, f"the StepReport has plan generation {report.plan.generation}; at most {LARGEST_NUMBER} is valid"
-    return _with_possible_times(report, *possible_times(observed, now)), None
+    return clip_times(report, *possible_times(observed, now)), None
 
 
 def first_attempt_number(observed: ObservedJob) -> int:
-    """Number of the attempt after those that only the StepReport knows of, because the status was lost."""
+    """Return the number of the attempt after those that only the StepReport knows of, because the status was lost."""
     reported = observed.step_report.attempt if observed.step_report else None
     return reported + 1 if reported is not None and reported < LARGEST_NUMBER else 1
 
 
-def _latest_attempt(observed: ObservedJob) -> int:
-    """0 if there is neither a record of an attempt nor a pod."""
-    recorded = [attempt.number for attempt in observed.status.attempts]
-    return max([*recorded, *(pod.attempt for pod in observed.pods)], default=0)
+# --- Times and messages ---
 
 
-def _with_possible_times(report: StepReportStatus, earliest: datetime, latest: datetime) -> StepReportStatus:
-    """The report with its times between `earliest` and `latest`."""
-    return report.model_copy(
-        update={
-            "update_time": report.update_time and clipped_time(report.update_time, earliest, latest),
-            "last_evidence": report.last_evidence and with_possible_time(report.last_evidence, earliest, latest),
-            "plan_changes": [
-                change.model_copy(update={"time": clipped_time(change.time, earliest, latest)})
-                for change in report.plan_changes
-            ],
-        }
-    )
+def possible_times(observed: ObservedJob, now: datetime) -> tuple[datetime, datetime]:
+    """Return the earliest and latest time that the job's pods can report."""
+    return observed.created_at - _CLOCKS_DIFFER_BY, now + _CLOCKS_DIFFER_BY
 
 
-def with_possible_time(evidence: Evidence, earliest: datetime, latest: datetime) -> Evidence:
-    return evidence.model_copy(update={"time": clipped_time(evidence.time, earliest, latest)})
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def clipped_time(time: datetime, earliest: datetime, latest: datetime) -> datetime:
-    """`time`, or the nearer of the bounds. A time that is not clipped can be converted to any time zone."""
-    return max(earliest, min(time, latest))
+def clip_times(model: Model, earliest: datetime, latest: datetime) -> Model:
+    """Return `model` with every time in it, at any depth, between the bounds and in a time zone."""
+    clipped = {name: _clip(value, earliest, latest) for name, value in model}
+    changed = {name: value for name, value in clipped.items() if value is not getattr(model, name)}
+    return model.model_copy(update=changed) if changed else model
 
 
-# --- Time, in seconds ---
+def _clip(value: Any, earliest: datetime, latest: datetime) -> Any:
+    match value:
+        case datetime():
+            return max(earliest, min(value if value.tzinfo else value.replace(tzinfo=UTC), latest))
+        case BaseModel():
+            return clip_times(value, earliest, latest)
+        case list() if any(isinstance(element, BaseModel) for element in value):
+            return [_clip(element, earliest, latest) for element in value]
+    return value
+
+
+def and_more(pods: Sequence[ObservedPod]) -> str:
+    """Return ` (and 2 more)` for a message about the first of three pods; empty for one pod."""
+    return f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
 
 
 def elapsed_seconds(since: datetime, now: datetime) -> float:
-    """Seconds from `since` to `now`. Never negative: another machine's clock may be ahead."""
+    """Return the seconds from `since` to `now`. Never negative: another machine's clock may be ahead."""
     return max(0.0, (now - since).total_seconds())
 
 
 def soonest(*seconds_left: float | None) -> float | None:
-    """The smallest number that is not None; None if there is none."""
+    """Return the smallest number that is not None; None if there is none."""
     return min((seconds for seconds in seconds_left if seconds is not None), default=None)

@@ -10,7 +10,7 @@ from typing import Any
 from rljob_api.job import RLJob
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
-from rljob_operator.objects.pod_template import POD, Fields, KeyedList
+from rljob_operator.objects.strategic_merge import LIST_KEYS
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
@@ -103,7 +103,7 @@ def test_pods_are_merged_by_the_keys_of_the_api_server(kubectl: Kubectl) -> None
     document = json.loads(kubectl("get", "--raw", "/openapi/v3/api/v1").stdout)
     schemas = document["components"]["schemas"]
     published = dict(keyed_lists(schemas, "io.k8s.api.core.v1.PodSpec"))  # but those only ever added to running pods
-    assert dict(merged_lists(POD["spec"])) == published
+    assert {field.removeprefix("spec."): keys for field, keys in LIST_KEYS.items()} == published
 
 
 def keyed_lists(schemas: Mapping[str, Object], name: str, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -115,11 +115,3 @@ def keyed_lists(schemas: Mapping[str, Object], name: str, path: str = "") -> Ite
         below = schema.get("items", schema).get("allOf", [{}])[0].get("$ref", "").rpartition("/")[2]
         if field in ("containers", "initContainers", "resources"):
             yield from keyed_lists(schemas, below, f"{path}{field}.")
-
-
-def merged_lists(fields: KeyedList | Fields, path: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The same of what templates are merged by."""
-    for field, below in (fields.fields if isinstance(fields, KeyedList) else fields).items():
-        if isinstance(below, KeyedList):
-            yield f"{path}{field}", below.keys
-        yield from merged_lists(below, f"{path}{field}.")

@@ -11,8 +11,8 @@ import yaml
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import NODE_HAS_GPUS
-from rljob_operator.names import pod_group_name
-from rljob_operator.objects.gang_scheduling import ADMISSION_GATE, QUEUE_LABEL
+from rljob_operator.names import object_name
+from rljob_operator.objects.placement import ADMISSION_GATE, QUEUE_LABEL
 from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient
@@ -147,7 +147,7 @@ def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
     installed(VOLCANO)
     job.create(policy={"replicas": 2})
     pods = job.wait_for_pods(3)
-    group = api.get("podgroups", pod_group_name("job"), namespace)
+    group = api.get("podgroups", object_name("job"), namespace)
     assert group["spec"]["minMember"] == 3
     assert group["spec"]["minResources"]["nvidia.com/gpu"] == "2"
     assert group["metadata"]["ownerReferences"][0]["kind"] == "RLJob"

@@ -258,7 +258,7 @@ class SimulatedCluster:
         name: str,
         exit_code: int,
         *,
-        sentence: str | None = None,
+        message: str | None = None,
         message_code: int | None = None,
         step: int | None = None,
         evidence: Evidence | None = None,
@@ -269,12 +269,10 @@ class SimulatedCluster:
         """`message_code`: exit code in the message, if it differs from the container's. `sidecars`: containers that
         keep running, and with them the phase."""
         code = exit_code if message_code is None else message_code
-        message = (
-            TerminationMessage(exit_code=code, message=sentence, step=step, evidence=evidence)
-            if sentence is not None
-            else None
-        )
-        end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, message, text)
+        written = None
+        if message is not None:
+            written = TerminationMessage(exit_code=code, message=message, step=step, evidence=evidence)
+        end = ContainerTermination(exit_code, "Completed" if exit_code == 0 else reason, self.now, written, text)
         phase = "Running" if sidecars else "Failed" if exit_code else "Succeeded"
         self._change(name, phase=phase, ready=False, started=True, end=end, running_sidecars=sidecars)
         return self
@@ -361,7 +359,7 @@ class SimulatedCluster:
 
         - a field of the status, or else of its latest attempt;
         - a condition in lower case: its status as a bool, its reason, or both in a tuple;
-        - a condition or `message` with `_says`: a part of its message, or several in a tuple;
+        - a condition or `message` with `_contains`: a part of its message, or several in a tuple;
         - `phase`; `kstatus`; `pods` and `deleting`, names of pods; `wait`, seconds until the next reconcile.
         """
         found = {name: self._fact(name, value) for name, value in expected.items()}
@@ -374,7 +372,7 @@ class SimulatedCluster:
         return self.expect(**expected)
 
     def _fact(self, name: str, expected: Any) -> Any:
-        subject = name.removesuffix("_says")
+        subject = name.removesuffix("_contains")
         condition = None
         if subject.upper() in ConditionType.__members__:
             condition = self.condition(ConditionType[subject.upper()])
@@ -416,7 +414,7 @@ class SimulatedCluster:
 
     def complete(self, step: int = 60) -> Self:
         """Let the controller report that all steps are committed, and the workers go."""
-        self.end("demo-controller", 0, sentence="all steps are committed", step=step)
+        self.end("demo-controller", 0, message="all steps are committed", step=step)
         return self.settled().finish_deletions()
 
     def next_attempt_runs(self) -> Self:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.memory_plan import MemorySettings
 from rljob_api.quantity import byte_quantity, quantity_bytes, quantity_value
-from rljob_operator.objects.template_checks import quantity_text
+from rljob_operator.objects.placement import quantity_text
 
 
 @pytest.mark.parametrize(

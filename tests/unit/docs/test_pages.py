@@ -15,7 +15,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.roles import SupportedSetting
 from rljob_client.run_directory.records import LedgerRecord, StepRecord
-from rljob_operator.objects.pod_environment import plan_variables
+from rljob_operator.objects.pods import plan_variables
 from rljob_trainer.algorithm.loss import policy_loss
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from tests.unit.operator.objects.builders import PLAN

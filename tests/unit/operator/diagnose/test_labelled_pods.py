@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rljob_operator.apply.event_recorder import EventRecorder
-from rljob_operator.diagnose.explanation import ContainerEnd, OutOfMemoryCause, Owner, container_ends, explanation_of
+from rljob_operator.diagnose.explanation import ContainerEnd, OutOfMemoryCause, container_ends, explanation_of
 from rljob_operator.diagnose.labelled_pods import LabelledPods, owner_resource
+from rljob_operator.events import Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.metrics import REGISTRY
@@ -218,15 +219,15 @@ def test_owners_in_a_circle_end_after_four_requests() -> None:
 @pytest.mark.parametrize(
     "owner",
     [
-        Owner("batch/v1", "Job", "../../../../../api/v1/namespaces/kube-system/secrets/x", "u"),
-        Owner("batch/v1?x=", "Job", "train", "u"),
-        Owner("batch/../v1", "Job", "train", "u"),
-        Owner("v1", "Secret", "token", "u"),
-        Owner("batch/v1", "Job", "", "u"),
-        Owner("batch/v1", "Job", "a" * 300, "u"),
+        Subject("batch/v1", "Job", "research", "../../../../../api/v1/namespaces/kube-system/secrets/x", "u"),
+        Subject("batch/v1?x=", "Job", "research", "train", "u"),
+        Subject("batch/../v1", "Job", "research", "train", "u"),
+        Subject("v1", "Secret", "research", "token", "u"),
+        Subject("batch/v1", "Job", "research", "", "u"),
+        Subject("batch/v1", "Job", "research", "a" * 300, "u"),
     ],
 )
-def test_a_reference_that_no_api_server_would_make_is_not_followed(owner: Owner) -> None:
+def test_a_reference_that_no_api_server_would_make_is_not_followed(owner: Subject) -> None:
     assert owner_resource(owner) is None
 
 

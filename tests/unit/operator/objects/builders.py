@@ -44,7 +44,7 @@ CHANGE = PlanChange.model_validate(
 
 
 def job(name: str = "sums", metadata: Object | None = None, **spec: Any) -> RLJob:
-    """A small valid job; `spec` adds to its spec, in the manifest's words."""
+    """A small valid job; `spec` adds to its spec, in the spelling of the manifest."""
     manifest = {
         "apiVersion": "rljob.dev/v1alpha1",
         "kind": "RLJob",

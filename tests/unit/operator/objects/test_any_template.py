@@ -14,7 +14,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import setting_problems
 from rljob_operator.objects import job_objects
 from rljob_operator.objects.job_objects import MAX_BYTES_OF_A_POD, JobObjects
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_testing.memory_plans import memory_plan
 from tests.unit.operator.objects.builders import (
     Object,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.objects.placement import GPU_NODE_LABELS
+from rljob_operator.objects.placement import GPU_NODES_LACK
 from tests.unit.operator.objects.builders import Object, job, objects, pod_of
 
 GPU_NODES = [
@@ -59,7 +59,7 @@ def test_the_controller_goes_to_nodes_without_gpus() -> None:
     spec = controller_spec("GpuFreeNodes")
     assert admits(spec, {"kubernetes.io/os": "linux"})
     assert not any(admits(spec, node) for node in GPU_NODES)
-    assert not any(admits(spec, {label.key: label.value or "anything"}) for label in GPU_NODE_LABELS)
+    assert not any(admits(spec, {label["key"]: label.get("values", ["any"])[0]}) for label in GPU_NODES_LACK)
     assert all(admits(spec, node) for node in NODES_THAT_ONLY_SEEM_TO_HAVE_GPUS)
     assert "tolerations" not in spec
 
@@ -83,8 +83,7 @@ def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
     mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}}
     spec = controller_spec("AnyNode", affinity=affinity)
-    absent = [label.absent() for label in GPU_NODE_LABELS]
-    preferred = [mine, {"weight": 100, "preference": {"matchExpressions": absent}}]
+    preferred = [mine, {"weight": 100, "preference": {"matchExpressions": GPU_NODES_LACK}}]
     assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     untainted = controller_spec("UntaintedNodes", affinity=affinity)
@@ -95,7 +94,7 @@ def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
 @pytest.mark.parametrize("placement", ["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
 def test_the_users_template_is_left_as_it_was(placement: str) -> None:
     affinity = requires({"key": "zone", "operator": "In", "values": ["a"]})
-    a_job = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})
-    before = a_job.model_dump_json()
-    objects(a_job, controller_placement=placement)
-    assert a_job.model_dump_json() == before
+    given = job(controller={"template": {"spec": {"affinity": affinity, "tolerations": [{"key": "x"}]}}})
+    before = given.model_dump_json()
+    objects(given, controller_placement=placement)
+    assert given.model_dump_json() == before

@@ -12,29 +12,29 @@ from hypothesis import strategies as st
 
 from rljob_api.job import RLJob
 from rljob_api.manifest import load_manifest
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_testing.repository import EXAMPLES
 from tests.unit.operator.objects.builders import NAMESPACE, container_of, job, objects, of_kind, pod_of
 
 PAGE = EXAMPLES.parent / "docs" / "pods.md"
 
 
-def manifest_of(a_job: RLJob) -> str:
-    return str(of_kind("ConfigMap", objects(a_job))["data"]["job.yaml"])
+def manifest_of(given: RLJob) -> str:
+    return str(of_kind("ConfigMap", objects(given))["data"]["job.yaml"])
 
 
-def read_back(a_job: RLJob, directory: Path) -> RLJob:
+def read_back(given: RLJob, directory: Path) -> RLJob:
     path = directory / "job.yaml"
-    path.write_text(manifest_of(a_job), encoding="utf-8")
+    path.write_text(manifest_of(given), encoding="utf-8")
     return load_manifest(path)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_the_pods_read_what_the_user_wrote(example: Path, tmp_path: Path) -> None:
-    a_job = load_manifest(example)
-    found = read_back(a_job, tmp_path)
-    assert found.spec == a_job.spec
-    assert (found.metadata.name, found.metadata.namespace) == (a_job.metadata.name, NAMESPACE)
+    given = load_manifest(example)
+    found = read_back(given, tmp_path)
+    assert found.spec == given.spec
+    assert (found.metadata.name, found.metadata.namespace) == (given.metadata.name, NAMESPACE)
 
 
 def test_every_example_of_the_page_makes_pods(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_any_arguments_of_a_task_survive(
     tmp_path_factory: pytest.TempPathFactory, args: dict[str, str | float]
 ) -> None:
     args = {**dict(zip(TEXTS, TEXTS, strict=True)), **args}
-    a_job = job(task={"name": "my.tasks:items", "args": args, "reward": "my.tasks:reward"})
-    assert read_back(a_job, tmp_path_factory.mktemp("job")).spec == a_job.spec
+    given = job(task={"name": "my.tasks:items", "args": args, "reward": "my.tasks:reward"})
+    assert read_back(given, tmp_path_factory.mktemp("job")).spec == given.spec
 
 
 def test_nulls_of_a_template_reach_the_pods_and_labels_do_not(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_deeply_nested_or_large_manifest_fits_or_is_refused() -> None:
     for _ in range(150):
         deep = [deep]
     assert len(manifest_of(job(rollout={"engineArgs": {"hf_overrides": {"a": deep}}}))) < 400_000
-    assert manifest_of(job()).startswith('{\n  "apiVersion"'), "people read it, too"
+    assert manifest_of(job()).startswith('{\n  "apiVersion"'), "users read it, too"
     large = job(rollout={"engineArgs": {"hf_overrides": {"a": "x" * 800_000}}})
     with pytest.raises(InvalidTemplate, match="spec: expected at most 700 KiB of JSON, found 784 KiB; shorten"):
         objects(large)

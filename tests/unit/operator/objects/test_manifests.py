@@ -1,6 +1,6 @@
 """The objects of each kind of job, in full for a plain one and as differences for the others: manifests.yaml.
 
-`python -m tests.unit.operator.objects.test_manifests` writes the differences anew.
+`python -m tests.unit.operator.objects.test_manifests` writes the differences.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.metadata import MAX_JOB_NAME_LENGTH
 from rljob_operator import names
 from rljob_operator.objects.attempt import is_shared
-from rljob_operator.objects.pod_layout import PodLayout
-from rljob_operator.objects.predicted_memory import low_memory_limit, predicted_limit_bytes
+from rljob_operator.objects.pod_layout import PodLayout, low_memory_limit, predicted_limit_bytes
 from rljob_operator.objects.supporting_objects import latest_changes
 from tests.unit.operator.objects.builders import (
     CHANGE,
@@ -48,12 +47,12 @@ JOBS: dict[str, Object] = {
 @pytest.mark.parametrize("run_as_user", [10001, 0])
 @pytest.mark.parametrize("spec", JOBS.values(), ids=JOBS.keys())
 def test_every_object_belongs_to_the_job_and_every_pod_is_restricted(spec: Object, run_as_user: int) -> None:
-    a_job = job(**spec)
-    before = a_job.model_dump_json()
+    given = job(**spec)
+    before = given.model_dump_json()
     with_settings = settings(probe_image="registry/rljob/operator:1", run_as_user=run_as_user)
-    built = objects(a_job, with_settings, plan=PLAN, gang="Volcano")
-    assert objects(a_job, with_settings, plan=PLAN, gang="Volcano") == built
-    assert a_job.model_dump_json() == before
+    built = objects(given, with_settings, plan=PLAN, gang="Volcano")
+    assert objects(given, with_settings, plan=PLAN, gang="Volcano") == built
+    assert given.model_dump_json() == before
     assert [manifest["kind"] for manifest in built.apply if is_shared(manifest)] == ["Service"]
     own = [manifest for manifest in (*built.apply, *built.create, *built.pods) if not is_shared(manifest)]
     for manifest in own:
@@ -154,7 +153,7 @@ def test_the_names_of_the_longest_job_are_still_names() -> None:
     built = objects(job(longest, queueName="q", **spec), settings(), number=999_999, gang="Kueue")
     found = [manifest["metadata"]["name"] for manifest in (*built.apply, *built.create, *built.pods)]
     found += [label for pod in built.pods for label in pod["metadata"]["labels"].values()]
-    found += [names.pod_group_name(longest), names.kueue_group_name(longest, 999_999)]
+    found += [names.object_name(longest), names.kueue_group_name(longest, 999_999)]
     assert max(map(len, found)) <= 63
     assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in found)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate
 from tests.unit.operator.objects.builders import PLAN, Object, environment_of, job, objects, pod_of, settings
 
 
@@ -138,10 +138,7 @@ DIVISOR = {"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.c
             )
             for quantity, shown in [("lots", "lots'"), ("1e9999999", "1e9999999'"), ("9" * 200_000, "999")]
         ],
-        (
-            with_limits(memory="plenty")["spec"],
-            "containers[rljob].resources.limits.memory: expected a quantity of bytes",
-        ),
+        (with_limits(memory="plenty")["spec"], "containers[0].resources.limits['memory']: expected a quantity"),
         ({"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1e9999999"}}]}, "emptyDir.sizeLimit: expected a"),
         ({"volumes": [{"name": "scratch", "ephemeral": CLAIM}]}, "spec.resources.requests['storage']: expected a"),
         ({"containers": [{"env": [DIVISOR]}]}, "valueFrom.resourceFieldRef.divisor: expected a quantity"),

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_operator.objects.pod_template import POD, strategic_merge
-from rljob_operator.objects.template_checks import InvalidTemplate
+from rljob_operator.objects.strategic_merge import InvalidTemplate, strategic_merge
 from tests.unit.operator.objects.builders import Object
 
 BASE: Object = {
@@ -33,7 +32,7 @@ BASE: Object = {
 
 
 def merged(spec: Object) -> Object:
-    result: Object = strategic_merge(BASE, {"spec": spec}, POD, "template")["spec"]
+    result: Object = strategic_merge(BASE, {"spec": spec}, "template")["spec"]
     return result
 
 
@@ -86,12 +85,12 @@ def test_lists_of_a_container_are_merged_by_key_or_replaced(container: Object, e
 
 
 def test_a_field_named_like_a_keyed_list_elsewhere_is_just_a_field() -> None:
-    result = strategic_merge(BASE, {"metadata": {"labels": {"env": "prod", "volumes": "many"}}}, POD, "template")
+    result = strategic_merge(BASE, {"metadata": {"labels": {"env": "prod", "volumes": "many"}}}, "template")
     assert result["metadata"]["labels"] == {"a": "1", "env": "prod", "volumes": "many"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"containers": {"name": "rljob"}}, r"^template.spec.containers: expected a list, found an object$"),
         ({"containers": ["rljob"]}, r"^template.spec.containers\[0\]: expected an object, found a value$"),
@@ -102,8 +101,8 @@ def test_a_field_named_like_a_keyed_list_elsewhere_is_just_a_field() -> None:
         ({"volumes": [{"name": "a"}, {"name": "a"}]}, r"^template.spec.volumes\[1\]: name a appears twice"),
     ],
 )
-def test_what_cannot_be_merged_is_told_with_its_place(spec: Object, said: str) -> None:
-    with pytest.raises(InvalidTemplate, match=said):
+def test_a_patch_that_does_not_fit_is_refused_with_its_path(spec: Object, message: str) -> None:
+    with pytest.raises(InvalidTemplate, match=message):
         merged(spec)
 
 
@@ -146,7 +145,7 @@ def leaves(value: object) -> list[object]:
 @given(specs)
 def test_merging_is_idempotent_and_leaves_neither_nulls_nor_directives(spec: Object) -> None:
     base, patch = deepcopy(BASE), {"spec": deepcopy(spec)}
-    once = strategic_merge(base, patch, POD, "template")
-    assert strategic_merge(once, patch, POD, "template") == once
+    once = strategic_merge(base, patch, "template")
+    assert strategic_merge(once, patch, "template") == once
     assert not {None, "$patch"} & set(leaves(once))
     assert (base, patch) == (BASE, {"spec": spec}), "neither side changes"

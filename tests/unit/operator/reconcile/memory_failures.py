@@ -65,7 +65,7 @@ def run_out(
 ) -> SimulatedCluster:
     """Let the controller end for memory. `overrides`: of its evidence."""
     found = evidence(cluster, **{"step": step + 1} | overrides)
-    return cluster.end(CONTROLLER, code, sentence="policy-1 ran out", step=step, evidence=found)
+    return cluster.end(CONTROLLER, code, message="policy-1 ran out", step=step, evidence=found)
 
 
 def waiting(

@@ -35,7 +35,7 @@ _EXIT_CODES = [0, 1, 80, 81, 82, 83, 84, 85, 137, 143]
 
 
 class AnyCluster(RuleBasedStateMachine):
-    """People, kubelets, the scheduler and a mortal operator, in any order."""
+    """Users, kubelets, the scheduler and an operator that dies, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class AnyCluster(RuleBasedStateMachine):
             self.cluster.round(dies_after_writes=writes)
 
     @rule()
-    def remembers_what_it_saw(self) -> None:
+    def remembers_its_observation(self) -> None:
         self.old = self.cluster.snapshot()
 
     @precondition(lambda self: self.old is not None and not self.cluster.deleting)
@@ -99,50 +99,52 @@ class AnyCluster(RuleBasedStateMachine):
         if pod is not None and pod.node is None:
             self.cluster.unschedulable("0/2 nodes are available", name) if unschedulable else self.cluster.place(name)
 
-    @rule(name=PODS, code=st.sampled_from(_EXIT_CODES), said=st.booleans())
-    def a_pod_ends(self, name: str, code: int, said: bool) -> None:
+    @rule(name=PODS, code=st.sampled_from(_EXIT_CODES), with_message=st.booleans())
+    def a_pod_ends(self, name: str, code: int, with_message: bool) -> None:
         pod = self.cluster.pods.get(name)
         if pod is not None and pod.started and not pod.ended:
             step = 60 if code == 0 else None
-            self.cluster.end(name, code, sentence="it ended" if said else None, step=step if said else None)
+            self.cluster.end(
+                name, code, message="it ended" if with_message else None, step=step if with_message else None
+            )
 
     @rule(name=PODS, gracefully=st.booleans())
-    def somebody_deletes_a_pod(self, name: str, gracefully: bool) -> None:
+    def a_pod_is_deleted(self, name: str, gracefully: bool) -> None:
         if name in self.cluster.pods:
             self.cluster.delete_pod(name) if gracefully else self.cluster.vanish(name)
 
     @rule(names=st.sets(PODS))
-    def containers_start_anew(self, names: set[str]) -> None:
+    def containers_restart(self, names: set[str]) -> None:
         for name in names & self.cluster.pods.keys():
             if not self.cluster.pods[name].ended:
                 self.cluster.restart(name)
 
     @rule()
-    def pods_that_are_going_go(self) -> None:
+    def deleted_pods_terminate(self) -> None:
         self.cluster.finish_deletions()
 
     @precondition(lambda self: self.cluster.status is not None and self.cluster.status.attempts)
     @rule(step=st.integers(0, 60), pending=st.sampled_from([None, 80, 81, 83]))
     def the_trainer_reports(self, step: int, pending: int | None) -> None:
-        end = {"exitCode": pending, "message": "it cannot go on"} if pending else None
+        end = {"exitCode": pending, "message": "it cannot continue"} if pending else None
         self.cluster.reports(step, pending_exit=end)
 
-    # --- people ---
+    # --- users ---
 
     @rule()
-    def somebody_toggles_suspend(self) -> None:
+    def a_user_toggles_suspend(self) -> None:
         self.cluster.change_spec(suspend=not self.cluster.spec.get("suspend", False))
 
     @rule()
-    def somebody_retries(self) -> None:
+    def a_user_retries(self) -> None:
         self.cluster.change_spec(retry=self.cluster.spec.get("retry", 0) + 1)
 
     @rule()
-    def somebody_loses_the_status(self) -> None:
+    def the_status_is_lost(self) -> None:
         self.cluster.set_status(RLJobStatus())
 
     @rule()
-    def somebody_deletes_the_job(self) -> None:
+    def a_user_deletes_the_job(self) -> None:
         if self.cluster.finalizer:
             self.cluster.delete_job()
 
@@ -165,7 +167,7 @@ class AnyCluster(RuleBasedStateMachine):
             assert not any(pod.node and not pod.ended for pod in self.cluster.pods.values())
 
     def teardown(self) -> None:
-        """Once everything calms down, the job comes to its end, or waits where it was asked to."""
+        """Once everything calms down, the job comes to its end, or waits if it is suspended."""
         cluster = self.cluster
         for _ in range(40):
             cluster.settled().finish_deletions()
@@ -173,7 +175,7 @@ class AnyCluster(RuleBasedStateMachine):
             cluster.tick(400).settled()
             all_run = len(cluster.pods) == 3 and all(pod.ready and not pod.deleting for pod in cluster.pods.values())
             if all_run and not cluster.deleting:
-                cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
+                cluster.end(CONTROLLER, 0, message="all steps are committed", step=60)
         if cluster.deleting:
             assert cluster.gone
         elif cluster.status is not None and cluster.phase != "Suspended":
@@ -202,7 +204,7 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             try:
                 desired = cluster.round(dies_after_writes=left if left is not None and left >= 0 else None)
             except OperatorDied:
-                cluster.writes += 1  # the write that never came; the next operator goes on
+                cluster.writes += 1  # the write that never came; the next operator continues
                 continue
             if replace(desired, requeue_after_seconds=None) == Desired():
                 return
@@ -220,9 +222,9 @@ def _a_job_that_fails_once(code: ExitCode, dies_at_write: int | None, *, in_plac
             pending = {"exitCode": int(code), "message": "it failed"} if in_place else None
             cluster.reports(30, pending_exit=pending)
             settle()
-            cluster.restart() if in_place else cluster.end(CONTROLLER, code, sentence="it failed", step=30)
+            cluster.restart() if in_place else cluster.end(CONTROLLER, code, message="it failed", step=30)
             cluster.tick(20)
-    cluster.end(CONTROLLER, 0, sentence="all steps are committed", step=60)
+    cluster.end(CONTROLLER, 0, message="all steps are committed", step=60)
     settle()
     cluster.finish_deletions()
     settle()

@@ -1,4 +1,4 @@
-"""Bad input of people and programs ends in a condition: never in a crash, a hot loop, or many status writes."""
+"""Bad input of users and programs ends in a condition: never in a crash, a hot loop, or many status writes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ UNREADABLE: dict[str, Any] = {"problem": "spec.rollout.engineArgs: must not set 
 def test_an_unreadable_spec_is_reported_and_resumes_once_fixed() -> None:
     cluster = new_job(facts=UNREADABLE)
     assert cluster.settle() == Desired()
-    cluster.expect(phase="Invalid", stalled=(True, "InvalidSpec"), stalled_says="must not set model", failed=False)
+    cluster.expect(phase="Invalid", stalled=(True, "InvalidSpec"), stalled_contains="must not set model", failed=False)
     cluster.observes().run().expect(phase="Running", stalled=False)
 
 
 def test_a_spec_that_is_spoilt_while_the_job_runs_leaves_the_pods_alone() -> None:
     cluster = running_job().observes(**UNREADABLE)
-    cluster.settled(phase="Running", stalled="InvalidSpec", stalled_says="the running attempt keeps its spec")
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=30).end(POLICY_0, 83).end(POLICY_1, 83)
+    cluster.settled(phase="Running", stalled="InvalidSpec", stalled_contains="the running attempt keeps its spec")
+    cluster.end(CONTROLLER, 1, message="it broke", step=30).end(POLICY_0, 83).end(POLICY_1, 83)
     cluster.settled(phase="Invalid", end_time=None).observes()
     cluster.next_attempt_runs().expect(phase="Running", from_step=31).observes(**UNREADABLE)
     cluster.end(CONTROLLER, 0).end(POLICY_0, 0).end(POLICY_1, 0).settled(phase="Invalid")
@@ -63,7 +63,7 @@ def test_an_unmergeable_template_is_an_invalid_spec_that_can_be_suspended() -> N
 
 
 def test_a_lost_status_is_derived_again_from_pods_and_report() -> None:
-    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=5).next_attempt_runs().reports(20)
+    cluster = running_job().end(CONTROLLER, 1, message="it broke", step=5).next_attempt_runs().reports(20)
     pods = dict(cluster.pods)
     cluster.set_status(None).settled(number=2, phase="Running", step=20)
     assert cluster.pods == pods, "nothing was restarted"
@@ -79,7 +79,7 @@ def test_a_job_that_is_called_complete_by_hand_goes_on() -> None:
 
 
 def test_times_to_come_do_not_stop_a_job() -> None:
-    cluster = running_job().end(CONTROLLER, 1, sentence="it broke", step=0).stop()
+    cluster = running_job().end(CONTROLLER, 1, message="it broke", step=0).stop()
     never = cluster.now.replace(year=9999)
     attempt = cluster.attempt.model_copy(update={"end_time": never})
     cluster.set_status(cluster.stored.model_copy(update={"attempts": [attempt], "update_time": never}))
@@ -109,7 +109,7 @@ def test_an_obstacle_is_named_once_and_tried_again_later(
     cluster.round()
     first = cluster.observes(**facts).round()
     assert (first.create, first.delete_pods) == ((), ())
-    cluster.settled(scheduled=(False, reason), scheduled_says=message, pods=set(), wait=30)
+    cluster.settled(scheduled=(False, reason), scheduled_contains=message, pods=set(), wait=30)
     again = cluster.tick(31).round()
     assert again.create, "it may be gone"
     assert again.requeue_after_seconds == 30
@@ -118,7 +118,7 @@ def test_an_obstacle_is_named_once_and_tried_again_later(
 
 
 def test_a_foreign_pod_that_only_has_our_labels_is_no_hindrance() -> None:
-    cluster = running_job(facts={"foreign_pods": ("stranger",)}).expect(phase="Running")
+    cluster = running_job(facts={"foreign_pods": ("other",)}).expect(phase="Running")
     assert cluster.events == ["ForeignPodIgnored"]
 
 
@@ -133,8 +133,8 @@ def test_an_object_left_behind_is_reported_after_a_minute_with_advice() -> None:
         for _ in range(3):
             assert cluster.round().create
             cluster.pods.clear()  # they cannot be created before the other objects
-        cluster.expect(scheduled=reason, scheduled_says=left)
-    cluster.expect(scheduled_says="finalizers")
+        cluster.expect(scheduled=reason, scheduled_contains=left)
+    cluster.expect(scheduled_contains="finalizers")
     assert cluster.events.count("ObjectLeftBehind") == 1
 
 

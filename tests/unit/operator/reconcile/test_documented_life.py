@@ -110,7 +110,7 @@ def test_the_plan_follows_reports_and_later_pins_and_never_goes_back() -> None:
         cluster.settled(plan=PLAN.model_copy(update={"generation": known}))
     running = cluster.plan
     cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan=running)
-    cluster.end(CONTROLLER, 83, sentence="a worker was lost", step=3).tick(20)
+    cluster.end(CONTROLLER, 83, message="a worker was lost", step=3).tick(20)
     pinned = {"generation": 8, "micro_batch_tokens": 1000, "rollout_sleep": "Level1"}
     cluster.next_attempt_runs().expect(plan=PLAN.model_copy(update=pinned), plan_generation=8)
 
@@ -141,14 +141,14 @@ def test_the_deadline_does_not_count_time_in_the_queue_before_the_start() -> Non
 # --- a step that takes too long is reported, and the operator does not intervene ---
 
 QUICK, SLOW = {"update": 8.0}, {"rollout": 100.0, "update": 50.0}
-TOLD_AFTER = 10.0
+SECONDS_AGO = 10.0
 
 
-def told(step: int, **report: Any) -> SimulatedCluster:
-    """`step` steps were committed `TOLD_AFTER` seconds ago, and that is in the status."""
+def reported(step: int, **report: Any) -> SimulatedCluster:
+    """`step` steps were committed `SECONDS_AGO` seconds ago, and that is in the status."""
     cluster = running_job()
     cluster.reports(step, update_time=cluster.now, phase="update", **report)
-    return cluster.tick(TOLD_AFTER).settled()
+    return cluster.tick(SECONDS_AGO).settled()
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def told(step: int, **report: Any) -> SimulatedCluster:
     ],
 )
 def test_an_overdue_step_is_reported_once(step: int, seconds: Any, allowed: float, message: str) -> None:
-    cluster = told(step, seconds=seconds)
-    cluster.expect(wait=allowed - TOLD_AFTER)
-    cluster.tick(allowed - TOLD_AFTER - 1).settled(running="StepsCommitted")
-    cluster.tick(1).settled(running=(True, "StepOverdue"), running_says=message, wait=None)
+    cluster = reported(step, seconds=seconds)
+    cluster.expect(wait=allowed - SECONDS_AGO)
+    cluster.tick(allowed - SECONDS_AGO - 1).settled(running="StepsCommitted")
+    cluster.tick(1).settled(running=(True, "StepOverdue"), running_contains=message, wait=None)
     cluster.tick(700).settled().tick(700).settled(pods=ALL_PODS)
     assert cluster.events.count("StepOverdue") == 1
     writes = cluster.status_writes
@@ -172,9 +172,9 @@ def test_an_overdue_step_is_reported_once(step: int, seconds: Any, allowed: floa
     assert cluster.status_writes == writes + 1
 
 
-def test_only_a_timed_report_of_the_attempt_tells_of_the_step_in_progress() -> None:
+def test_only_a_timed_report_of_the_attempt_describes_the_step_in_progress() -> None:
     running_job().reports(5).tick(10_000).settled(running="StepsCommitted")
-    cluster = told(5, seconds=QUICK).end(CONTROLLER, ExitCode.ERROR, sentence="an error")
+    cluster = reported(5, seconds=QUICK).end(CONTROLLER, ExitCode.ERROR, message="an error")
     cluster.next_attempt_runs().expect(number=2).tick(700).settled(running="StepsCommitted")
 
 
@@ -260,15 +260,15 @@ def test_a_job_is_in_progress_until_it_runs_as_a_batch_job_is() -> None:
     cluster = created_job(suspend=True).expect(phase="Suspended", kstatus="InProgress")
     cluster.change_spec(suspend=False).settled()
     cluster.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", *cluster.pods).tick(60)
-    cluster.settled(phase="Pending", kstatus="InProgress", ready="Pending", ready_says="Insufficient")
-    cluster.run().expect(kstatus="Current", ready="Running").end(CONTROLLER, 1, sentence="it broke", step=3)
-    cluster.settled(kstatus="InProgress", ready="Recovering", ready_says="it broke (restart 1 of 3)")
+    cluster.settled(phase="Pending", kstatus="InProgress", ready="Pending", ready_contains="Insufficient")
+    cluster.run().expect(kstatus="Current", ready="Running").end(CONTROLLER, 1, message="it broke", step=3)
+    cluster.settled(kstatus="InProgress", ready="Recovering", ready_contains="it broke (restart 1 of 3)")
     cluster.next_attempt_runs().complete().expect(kstatus="Current", ready="Complete")
 
 
 def test_a_failed_job_is_stalled_for_its_reason() -> None:
-    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty")
-    cluster.settled(kstatus="Failed", stalled="BadInput", stalled_says="the data set is empty").change_spec(retry=1)
+    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, message="the data set is empty")
+    cluster.settled(kstatus="Failed", stalled="BadInput", stalled_contains="the data set is empty").change_spec(retry=1)
     cluster.expect(kstatus="InProgress")  # the new generation is not observed yet
     cluster.settled(kstatus="InProgress")
 
@@ -282,7 +282,7 @@ def test_a_job_that_waits_for_a_person_is_stalled(facts: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("code", [0, int(ExitCode.BAD_INPUT)])
 def test_conditions_of_a_finished_job_keep_up_with_edits(code: int) -> None:
-    cluster = running_job().end(CONTROLLER, code, sentence="the end", step=60).settled()
+    cluster = running_job().end(CONTROLLER, code, message="the end", step=60).settled()
     final = ConditionType.FAILED if code else ConditionType.COMPLETE
     assert kubectl_wait(cluster, final)
     cluster.change_spec(ttlSecondsAfterFinished=86400)

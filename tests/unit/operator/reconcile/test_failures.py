@@ -20,7 +20,7 @@ def job(steps: int = 60, **recovery: int) -> SimulatedCluster:
 
 
 def fail(cluster: SimulatedCluster, step: int = 0) -> SimulatedCluster:
-    return cluster.end(CONTROLLER, 1, sentence="it broke", step=step).settled()
+    return cluster.end(CONTROLLER, 1, message="it broke", step=step).settled()
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ def fail(cluster: SimulatedCluster, step: int = 0) -> SimulatedCluster:
     [(ExitCode.ERROR, "Error"), (ExitCode.OUTPUT_UNAVAILABLE, "OutputUnavailable"), (137, "Error"), (42, "Error")],
 )
 def test_a_failure_that_may_pass_is_a_counted_restart(code: int, reason: str) -> None:
-    cluster = running_job().end(CONTROLLER, code, sentence="what happened, and what to do", step=3)
+    cluster = running_job().end(CONTROLLER, code, message="what happened, and what to do", step=3)
     cluster.settled(reason=reason, exit_code=code, to_step=3, message="what happened, and what to do")
-    cluster.expect(phase="Recovering", restarts=1, recovering_says="what happened, and what to do (restart 1 of 3)")
+    cluster.expect(phase="Recovering", restarts=1, recovering_contains="what happened, and what to do (restart 1 of 3)")
     cluster.next_attempt_runs().expect(number=2, from_step=4, phase="Running", recovering="Recovered")
 
 
@@ -39,16 +39,16 @@ def test_a_failure_that_may_pass_is_a_counted_restart(code: int, reason: str) ->
 )
 def test_bad_input_fails_the_job_with_the_trainers_message(code: ExitCode, reason: str) -> None:
     message = "the task has no reward: write spec.task.reward"
-    cluster = running_job().end(CONTROLLER, code, sentence=message).settled(phase="Failed", failed=reason)
-    cluster.expect(failed_says=f"{message}. The job resumes after").finish_deletions().expect(pods={CONTROLLER})
+    cluster = running_job().end(CONTROLLER, code, message=message).settled(phase="Failed", failed=reason)
+    cluster.expect(failed_contains=f"{message}. The job resumes after").finish_deletions().expect(pods={CONTROLLER})
     assert cluster.settle() == Desired()
 
 
 def test_exhausted_restarts_fail_the_job_with_an_account() -> None:
     cluster = fail(fail(job(maxRestarts=2)).next_attempt_runs()).next_attempt_runs()
-    cluster.end(CONTROLLER, 83, sentence="rank 1 died", step=0).tick(20)
+    cluster.end(CONTROLLER, 83, message="rank 1 died", step=0).tick(20)
     account = "all restarts are used, recovery.maxRestarts is 2; earlier attempts: 1: Error, 2: Error"
-    cluster.settled(failed="RestartsExhausted", failed_says=f"attempt 3 failed: rank 1 died ({account})")
+    cluster.settled(failed="RestartsExhausted", failed_contains=f"attempt 3 failed: rank 1 died ({account})")
     cluster.expect(recovering="GivenUp")
 
 
@@ -84,10 +84,10 @@ LIMITED = {"spec": {"containers": [{"name": "rljob", "resources": {"limits": {"m
 
 def test_a_worker_killed_for_host_memory_is_named_with_its_limit() -> None:
     cluster = running_job(policy={"replicas": 2, "template": LIMITED}).end(POLICY_1, 137, reason="OOMKilled")
-    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone")
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="policy-1 is gone")
     cluster.settled(reason="HostOutOfMemory", restarts=1)
     advice = "raise resources.limits.memory of container rljob in spec.policy.template, or recovery.maxHostMemory"
-    cluster.expect(message_says=("pod demo-policy-1 (policy) was OOMKilled", f"its limit is 8Gi: {advice}"))
+    cluster.expect(message_contains=("pod demo-policy-1 (policy) was OOMKilled", f"its limit is 8Gi: {advice}"))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_advice_names_the_template_of_the_failed_process(role: Role | None, pod:
     cluster = running_job()
     if role:
         evidence = Evidence(time=cluster.now, attempt=1, role=role, rank=1, step=4, message="low on memory")
-        cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, sentence="low on memory.", step=3, evidence=evidence)
+        cluster.end(CONTROLLER, ExitCode.HOST_OUT_OF_MEMORY, message="low on memory.", step=3, evidence=evidence)
     else:
         cluster.end(CONTROLLER, 137, reason="OOMKilled")
     no_limit = "it has no memory limit, so its node ran out of memory"
     advice = f"set resources.limits.memory of container rljob in spec.{template}.template"
-    cluster.settled(reason="HostOutOfMemory", message_says=(f"pod {pod}", f"{no_limit}: {advice}"))
+    cluster.settled(reason="HostOutOfMemory", message_contains=(f"pod {pod}", f"{no_limit}: {advice}"))
 
 
 def a_worker_fails(cluster: SimulatedCluster) -> None:
@@ -116,11 +116,11 @@ def a_worker_fails(cluster: SimulatedCluster) -> None:
 
 
 def the_controller_loses_a_worker(cluster: SimulatedCluster) -> None:
-    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-0 died while updating", step=4)
+    cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="policy-0 died while updating", step=4)
 
 
 def the_controller_runs_out(cluster: SimulatedCluster) -> None:
-    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="policy-0 ran out of GPU memory", step=4)
+    cluster.end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, message="policy-0 ran out of GPU memory", step=4)
 
 
 def another_worker_follows(cluster: SimulatedCluster) -> None:
@@ -128,7 +128,7 @@ def another_worker_follows(cluster: SimulatedCluster) -> None:
 
 
 def the_worker_reports_a_kill(cluster: SimulatedCluster) -> None:
-    cluster.end(POLICY_0, ExitCode.HOST_OUT_OF_MEMORY, sentence="the kernel killed 1 of this container's processes")
+    cluster.end(POLICY_0, ExitCode.HOST_OUT_OF_MEMORY, message="the kernel killed 1 of this container's processes")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_pods_have_a_moment_to_report_the_cause(first: Any, then: Any, reason: s
     if then:
         then(cluster)
     cluster.round()
-    cluster.expect(reason=reason, message_says=message)
+    cluster.expect(reason=reason, message_contains=message)
     assert then is not the_worker_reports_a_kill or cluster.attempt.diagnosis is not None
     if first is a_worker_fails and then is None:
         cluster.round()
@@ -163,13 +163,13 @@ def test_pods_have_a_moment_to_report_the_cause(first: Any, then: Any, reason: s
 def test_a_pod_that_the_cluster_takes_away_costs_no_restart(disruption: str | None) -> None:
     """None: the kubelet rejected it."""
     cluster = job(maxRestarts=0).change_pod(POLICY_0, disruption=disruption, phase="Failed", end=None)
-    cluster.settled(restarts=0, recovering=(True, "PodsDisrupted"), recovering_says=disruption or "demo-policy-0")
+    cluster.settled(restarts=0, recovering=(True, "PodsDisrupted"), recovering_contains=disruption or "demo-policy-0")
     cluster.next_attempt_runs().expect(phase="Running", number=2)
 
 
 def test_a_drained_worker_ends_the_controller_first() -> None:
     cluster = running_job().delete_pod(POLICY_0).settled(deleting={POLICY_0, CONTROLLER}).reports(7)
-    cluster.end(CONTROLLER, ExitCode.TERMINATED, sentence="stopped by SIGTERM", step=7).settle()
+    cluster.end(CONTROLLER, ExitCode.TERMINATED, message="stopped by SIGTERM", step=7).settle()
     assert cluster.pods[POLICY_1].deleting
     cluster.next_attempt_runs().expect(from_step=8, restarts=0)
     first = cluster.stored.attempts[0]

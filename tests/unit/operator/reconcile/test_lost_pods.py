@@ -13,7 +13,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.reconcile.desired import PodDeletion
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedNode
-from rljob_operator.reconcile.pod_replacement import MAX_REPLACEMENTS
+from rljob_operator.reconcile.pods import MAX_REPLACEMENTS
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
@@ -47,7 +47,7 @@ def lose_node(cluster: SimulatedCluster) -> SimulatedCluster:
 
 
 def end_controller(cluster: SimulatedCluster) -> SimulatedCluster:
-    return cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="rollout-1 died while generating", step=3)
+    return cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="rollout-1 died while generating", step=3)
 
 
 def lost_rollout(**cluster: Any) -> SimulatedCluster:
@@ -79,7 +79,7 @@ def test_a_lost_worker_is_reported_with_its_node_and_removed_later() -> None:
     cluster = pass_time(lost_rollout(), 150).expect(scheduled=(False, "NodeLost"), stalled=False, pods={ROLLOUT_1})
     late = "pod demo-rollout-1 should have terminated by 2026-01-01 00:00:40 UTC and has not"
     removal = "the operator removes the pod at 2026-01-01 00:05:40 UTC, and the job continues without it"
-    cluster.expect(scheduled_says=(late, UNREACHABLE, removal))
+    cluster.expect(scheduled_contains=(late, UNREACHABLE, removal))
     assert cluster.events.count("NodeLost") == 1
     pass_time(cluster, 180).expect(number=1)  # the pods of one attempt are gone before the next begins
     pass_time(cluster, 20).expect(number=2)
@@ -89,9 +89,9 @@ def test_a_lost_worker_is_reported_with_its_node_and_removed_later() -> None:
 
 def test_a_lost_controller_waits_for_a_person() -> None:
     cluster = lose_node(running(on_lost_node=CONTROLLER))
-    cluster.end(ROLLOUT_0, ExitCode.WORKER_LOST, sentence="the controller is gone")
+    cluster.end(ROLLOUT_0, ExitCode.WORKER_LOST, message="the controller is gone")
     pass_time(cluster, 4_000).expect(pods={CONTROLLER})  # the workers hold no GPUs
-    cluster.expect(stalled=(True, "PodNotTerminating"), stalled_says=(UNREACHABLE, TAINT))
+    cluster.expect(stalled=(True, "PodNotTerminating"), stalled_contains=(UNREACHABLE, TAINT))
     assert cluster.events.count("PodNotTerminating") == 1
     assert cluster.last.requeue_after_seconds is not None
     cluster.vanish(CONTROLLER)  # as the garbage collector does after the taint
@@ -122,14 +122,14 @@ def leave_node(cluster: SimulatedCluster, *nodes: ObservedNode) -> SimulatedClus
     ids=["disabled", "the node is gone", "the node is ready", "another trainer"],
 )
 def test_a_pod_that_is_not_removed_by_force_stalls_the_job(stuck: Any, pod: str, message: str) -> None:
-    pass_time(stuck(), 4_000).expect(pods={pod}, stalled="PodNotTerminating", stalled_says=message)
+    pass_time(stuck(), 4_000).expect(pods={pod}, stalled="PodNotTerminating", stalled_contains=message)
 
 
 def test_a_pod_that_a_finalizer_keeps_is_removed_by_force_once() -> None:
     cluster = pass_time(lost_rollout(), 300).tick(60)
     assert PodDeletion(ROLLOUT_1, cluster.pods[ROLLOUT_1].uid, 0) in cluster.decide().delete_pods
     assert cluster.change_pod(ROLLOUT_1, deletion_grace_seconds=0).round().delete_pods == ()
-    cluster.expect(scheduled_says="has a finalizer")
+    cluster.expect(scheduled_contains="has a finalizer")
 
 
 def test_a_pod_without_a_node_that_a_finalizer_keeps_is_reported() -> None:
@@ -139,7 +139,7 @@ def test_a_pod_without_a_node_that_a_finalizer_keeps_is_reported() -> None:
     for _ in range(4):
         cluster.tick(30).settled()
     message = "it has no node. A finalizer keeps it: kubectl describe pod"
-    cluster.expect(stalled="PodNotTerminating", stalled_says=message)
+    cluster.expect(stalled="PodNotTerminating", stalled_contains=message)
 
 
 def test_nothing_is_reported_while_a_node_returns_in_time() -> None:
@@ -160,7 +160,7 @@ def test_the_pods_of_a_deleted_or_suspended_job_go_with_their_lost_node() -> Non
 def test_a_deleted_job_reports_the_lost_controller_that_keeps_it() -> None:
     cluster = pass_time(lose_node(running(on_lost_node=CONTROLLER)).delete_job(), 4_000)
     assert not cluster.gone
-    cluster.expect(stalled="PodNotTerminating", stalled_says=TAINT, running_says="the job is being deleted")
+    cluster.expect(stalled="PodNotTerminating", stalled_contains=TAINT, running_contains="the job is being deleted")
     assert cluster.events.count("PodNotTerminating") == 1
     cluster.finalizer = False  # a person removes it; another finalizer keeps the job
     assert cluster.round().finalizer is None
@@ -185,7 +185,7 @@ def test_a_vanished_rollout_pod_is_created_again_in_the_same_attempt() -> None:
     assert cluster.pods[ROLLOUT_1].uid != before
     assert cluster.events[-1] == "ReplacingPod"
     message = "steps are being committed without demo-rollout-1, which the operator replaces"
-    cluster.tick(20).settled(running_says=message)
+    cluster.tick(20).settled(running_contains=message)
     cluster.tick(1200).settled(number=1, deleting=set())  # though it has no node
     bring_up(cluster, ROLLOUT_1).expect(replacing_pods=[], pod_replacements=1, deleting=set())
     assert cluster.condition(ConditionType.RUNNING).message == "steps are being committed"
@@ -308,8 +308,8 @@ def test_a_node_that_refuses_each_new_pod_causes_no_busy_loop() -> None:
         pods.add(cluster.pods[ROLLOUT_1].uid)
         cluster.settled().tick(min(1.0, cluster.last.requeue_after_seconds or 1.0))
     assert 4 <= len(pods) <= 5
-    why = "pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)"
-    cluster.expect(reason=None, running_says=why)
+    cause = "pod demo-rollout-1 was taken from node gpu-node (UnexpectedAdmissionError)"
+    cluster.expect(reason=None, running_contains=cause)
 
 
 def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
@@ -319,15 +319,15 @@ def test_a_new_pod_that_neither_starts_nor_ends_causes_no_busy_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "why"),
+    ("facts", "cause"),
     [
         ({"unschedulable": "2 Insufficient nvidia.com/gpu"}, "pod demo-rollout-1: 2 Insufficient nvidia.com/gpu"),
         ({"node": "gpu-node", "waiting": "ErrImagePull: x"}, "pod demo-rollout-1 cannot start: ErrImagePull: x"),
     ],
 )
-def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, Any], why: str) -> None:
-    message = f"without demo-rollout-1, which the operator replaces: {why}"
-    replacing(**facts).tick(20).settled(running_says=message)
+def test_running_names_the_reason_why_a_new_pod_does_not_come(facts: dict[str, Any], cause: str) -> None:
+    message = f"without demo-rollout-1, which the operator replaces: {cause}"
+    replacing(**facts).tick(20).settled(running_contains=message)
 
 
 @pytest.mark.parametrize(

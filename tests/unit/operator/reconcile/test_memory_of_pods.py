@@ -32,7 +32,7 @@ def kill(cluster: SimulatedCluster, pod: str = POLICY_1, times: int = 1) -> Simu
 
 def test_a_worker_killed_for_its_memory_gets_more_within_the_bound() -> None:
     cluster = running(limit="8Gi", recovery={"maxHostMemory": "10Gi"})
-    kill(cluster.end(CONTROLLER, ExitCode.WORKER_LOST, sentence="policy-1 is gone"))
+    kill(cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="policy-1 is gone"))
     assert {pod.memory_limit_bytes for pod in cluster.pods.values()} == {None, 10 * GIB}
     (change,) = cluster.stored.plan_changes
     assert (change.diagnosis.class_name, change.diagnosis.numbers["limit_bytes"]) == ("HostMemory", 8 * GIB)
@@ -50,7 +50,7 @@ NO_LIMIT = "the policy's container has no memory limit"
 )
 def test_a_limit_that_stays_is_explained(limit: str, recovery: dict[str, Any], message: str) -> None:
     cluster = kill(running(limit=limit, recovery=recovery), times=2)
-    cluster.expect(failed="RestartsExhausted", failed_says=message, plan_changes=[])
+    cluster.expect(failed="RestartsExhausted", failed_contains=message, plan_changes=[])
 
 
 def test_a_predicted_limit_is_doubled_at_most_over_all_attempts() -> None:
@@ -59,12 +59,12 @@ def test_a_predicted_limit_is_doubled_at_most_over_all_attempts() -> None:
     assert predicted is not None
     limits = [kill(cluster).pods[POLICY_1].memory_limit_bytes for _ in range(3)]
     assert limits == [predicted * 3 // 2, 2 * predicted, 2 * predicted]
-    kill(cluster).expect(failed_says="recovery.maxHostMemory is absent")
+    kill(cluster).expect(failed_contains="recovery.maxHostMemory is absent")
 
 
 def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
     cluster = running(limit="8Gi", **PREDICTED).expect(memory_pressure=(False, "LimitBelowPrediction"))
-    cluster.expect(memory_pressure_says=("in spec.policy.template", "found 8.00 GiB"))
+    cluster.expect(memory_pressure_contains=("in spec.policy.template", "found 8.00 GiB"))
 
 
 # --- shared memory ---
@@ -87,7 +87,7 @@ def test_a_dev_shm_that_is_too_small_grows(size: str, limit: str, found: str) ->
     cluster = running(policy={"replicas": 2, "template": template}, recovery=recovery)
     before = cluster.pods[POLICY_0]
     reported = evidence(cluster, rank=1, phase=None, message=found) if found else None
-    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, sentence="too small", step=3, evidence=reported)
+    cluster.end(CONTROLLER, ExitCode.SHARED_MEMORY_EXHAUSTED, message="too small", step=3, evidence=reported)
     after = cluster.next_attempt_runs().pods[POLICY_0]
     if limit:
         assert after.memory_limit_bytes == 1080 << 20
@@ -187,7 +187,7 @@ def run_out_of(cluster: SimulatedCluster, failure: tuple[int, str] | None) -> Si
         return cluster.end(POLICY_0, 137, reason="OOMKilled")
     code, message = failure
     found = evidence(cluster, rank=0, step=7, message=message)
-    return cluster.end(POLICY_0, 1, sentence="out of memory", message_code=code, evidence=found)
+    return cluster.end(POLICY_0, 1, message="out of memory", message_code=code, evidence=found)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +231,11 @@ def test_a_job_of_another_trainer_without_a_remedy_is_explained(
     gpus: int, spec: dict[str, Any], failure: tuple[int, str] | None, message: str
 ) -> None:
     cluster = other_trainer(gpus, **spec | {"recovery": {"maxRestarts": 0} | spec.get("recovery", {})})
-    run_out_of(cluster, failure).settled(failed=True, failed_says=message, plan_changes=[])
+    run_out_of(cluster, failure).settled(failed=True, failed_contains=message, plan_changes=[])
 
 
 @pytest.mark.parametrize("code", [DEVICE, HOST])
 def test_an_outlived_memory_message_does_not_fail_a_complete_job(code: ExitCode) -> None:
     cluster = other_trainer()
-    cluster.end(POLICY_0, 0, sentence="out of memory", message_code=code, evidence=evidence(cluster, rank=0))
+    cluster.end(POLICY_0, 0, message="out of memory", message_code=code, evidence=evidence(cluster, rank=0))
     cluster.end(POLICY_1, 0).settled(phase="Complete", failed=False)

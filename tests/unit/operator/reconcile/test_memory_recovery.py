@@ -37,7 +37,7 @@ def test_an_out_of_memory_job_restarts_at_once_under_a_new_plan() -> None:
     cluster = running(step=0)
     cluster.events.clear()
     message = ("6.10 GiB", "(adjustment 1 of 6)")
-    run_out(cluster, step=0).settled(phase="Recovering", recovering="MemoryPlanChanged", recovering_says=message)
+    run_out(cluster, step=0).settled(phase="Recovering", recovering="MemoryPlanChanged", recovering_contains=message)
     cluster.expect(reason="DeviceOutOfMemory", message="policy-1 ran out")
     cluster.stop().expect(number=2, plan_generation=2, adjustments=1, restarts=0)  # no delay, though without a step
     first, (change,), last = cluster.stored.attempts[0], cluster.stored.plan_changes, cluster.stored.last_out_of_memory
@@ -56,7 +56,7 @@ def test_exhausted_adjustments_fail_the_job_with_an_account(failures: int, most:
     for _ in range(failures):
         run_out(cluster).next_attempt_runs()
     account = tuple(f"generation {change.generation}" for change in cluster.stored.plan_changes)
-    cluster.expect(failed="AdjustmentsExhausted", recovering="GivenUp", failed_says=account)
+    cluster.expect(failed="AdjustmentsExhausted", recovering="GivenUp", failed_contains=account)
     assert len(account) == most
 
 
@@ -71,7 +71,7 @@ def test_a_pinned_setting_in_the_way_is_named_with_what_to_write() -> None:
     cluster = running_job(memory={"detachMetrics": "Disabled"})
     cluster.reports(3, plan=PLAN.model_copy(update={"detach_metrics": False}))
     run_out(cluster, diagnoses=[LEAK]).settled(failed="PinnedSettingConflict", restarts=0)
-    cluster.expect(failed_says="memory.detachMetrics is pinned to Disabled: write Enabled, or Auto")
+    cluster.expect(failed_contains="memory.detachMetrics is pinned to Disabled: write Enabled, or Auto")
 
 
 def test_a_fixed_plan_makes_a_failure_an_explained_restart() -> None:
@@ -82,7 +82,7 @@ def test_a_fixed_plan_makes_a_failure_an_explained_restart() -> None:
 
 
 def test_a_trainer_that_dies_before_it_has_a_plan_is_restarted() -> None:
-    cluster = running_job().end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, sentence="ran out while loading")
+    cluster = running_job().end(CONTROLLER, ExitCode.DEVICE_OUT_OF_MEMORY, message="ran out while loading")
     cluster.settled(restarts=1, plan=None)
 
 
@@ -131,7 +131,7 @@ def test_a_change_that_the_trainer_made_is_adopted_counted_and_reported() -> Non
     remedy = change.remedy.model_copy(update={"observed_bytes": GIB})
     done = change.model_copy(update={"remedy": remedy, "seconds_to_recover": 4.0})
     trainer_changes(cluster.tick(5), done, step=4).settled(plan_changes=[done], phase="Running", adjustments=1)
-    cluster.expect(recovering_says="resumed at step 4 after 4 s; freed 1.00 GiB")
+    cluster.expect(recovering_contains="resumed at step 4 after 4 s; freed 1.00 GiB")
     assert cluster.events == ["OutOfMemory", "PlanChanged", "Recovered"]
 
 
@@ -171,18 +171,18 @@ def test_memory_that_is_about_to_run_out_is_reported_until_it_is_not() -> None:
     for step in (4, 5):
         message = f"policy rank 1 is projected to run out of memory in {16 - step} steps"
         cluster.reports(step, memory_pressure=PRESSURE | {"stepsLeft": 16 - step})
-        cluster.settled(memory_pressure=(True, "MemoryRunningOut"), memory_pressure_says=message).tick(20)
+        cluster.settled(memory_pressure=(True, "MemoryRunningOut"), memory_pressure_contains=message).tick(20)
     assert cluster.events.count("MemoryPressure") == 1
     cluster.reports(6).settled(memory_pressure="EnoughMemory")
     cluster.reports(7, memory_pressure=PRESSURE).settled(memory_pressure=True)
-    cluster.end(CONTROLLER, 1, sentence="it broke", step=7).settled(memory_pressure=False)  # it ends with its attempt
+    cluster.end(CONTROLLER, 1, message="it broke", step=7).settled(memory_pressure=False)  # it ends with its attempt
 
 
 def test_a_step_that_trained_on_nothing_degrades_the_job_until_one_learns() -> None:
     cluster = running()
     for step, reason in ((4, "RewardsEqual"), (5, "ResponsesTruncated")):
         cluster.reports(step, training_warning={"reason": reason, "message": "no response can be learned from"})
-        cluster.settled(degraded=(True, reason), degraded_says="no response can be learned from").tick(20)
+        cluster.settled(degraded=(True, reason), degraded_contains="no response can be learned from").tick(20)
     assert cluster.events.count("Degraded") == 1
     cluster.reports(6).settled(degraded="NoWarning")
     cluster.reports(60, training_warning={"reason": "RewardsEqual", "message": "equal rewards"})

@@ -48,7 +48,7 @@ def test_the_policy_grows_until_it_has_all_gpus_that_it_may_have() -> None:
         assert (cluster.plan.policy_gpus, change.remedy.after, change.level) == (pods, str(pods), "ReplacePods")
         assert [(of.role, of.desired) for of in cluster.stored.pods] == [("controller", 1), ("policy", pods)]
     message = "recovery.maxGpus is 4, and the policy has 4 GPUs"
-    out_of_memory(cluster).settled(failed="AdjustmentsExhausted", failed_says=message)
+    out_of_memory(cluster).settled(failed="AdjustmentsExhausted", failed_contains=message)
 
 
 def created_after_growth(cluster: SimulatedCluster) -> dict[str, dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_a_queue_gets_the_whole_group() -> None:
     written = created_after_growth(cluster)
     pods = [manifest for name, manifest in written.items() if name.startswith("Pod/")]
     assert [pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in pods] == ["3"] * 3
-    cluster.expect(scheduled="WaitingForQueue", scheduled_says=GROWN)
+    cluster.expect(scheduled="WaitingForQueue", scheduled_contains=GROWN)
 
 
 def test_a_waiting_controller_is_not_restarted_in_pods_that_are_too_few() -> None:
@@ -102,12 +102,12 @@ def test_a_cluster_without_so_many_gpus_is_named() -> None:
     out_of_memory(cluster).stop().unschedulable("0/2 nodes are available", POLICY_1)
     too_few = "the job requests 2 nvidia.com/gpu, but all usable nodes together have 1: add nodes"
     grown = f"{GROWN} because it ran out of memory"
-    cluster.settled(scheduled=(False, "Unschedulable"), scheduled_says=(too_few, grown))
+    cluster.settled(scheduled=(False, "Unschedulable"), scheduled_contains=(too_few, grown))
 
 
 def test_a_quota_that_refuses_the_grown_policy_comes_with_the_way_back() -> None:
     cluster = out_of_memory(growing()).settled().finish_deletions().observes(refused="exceeded quota: gpus")
-    cluster.settled(scheduled="PodsRefused", scheduled_says=f"exceeded quota: gpus; {GROWN}").observes()
+    cluster.settled(scheduled="PodsRefused", scheduled_contains=f"exceeded quota: gpus; {GROWN}").observes()
     cluster.change_spec(suspend=True).settled().change_spec(suspend=False, recovery=NO_SETTING_LEFT)
     assert cluster.next_attempt_runs().names("policy") == [POLICY_0]
 
@@ -124,7 +124,7 @@ def test_a_lower_limit_shrinks_the_policy_in_the_next_attempt(recovery: dict[str
 
 # --- a node is left to a foreign process ---
 
-STRANGER = (
+HELD_BY_ANOTHER_PROCESS = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.77 GiB. GPU 0 has a total capacity of 139.80 GiB "
     "of which 999.50 MiB is free. Including non-PyTorch memory, this process has 40.44 GiB memory in use. Process 3640 "
     "has 98.37 GiB memory in use. Of the allocated memory 39.87 GiB is allocated by PyTorch, and 896.00 KiB is "
@@ -145,16 +145,16 @@ def held_by_foreign_processes(times: int, nodes: tuple[ObservedNode, ...], **spe
     cluster = new_job(**given, nodes=nodes)
     for _ in range(times):
         cluster.stop().tick(400).settled().place(POLICY_0, node="gpu-node").start().ready().settled()
-        found = evidence(cluster, rank=0, step=1, phase=None, message=STRANGER)
-        cluster.end(POLICY_0, 1, sentence="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=found)
+        found = evidence(cluster, rank=0, step=1, phase=None, message=HELD_BY_ANOTHER_PROCESS)
+        cluster.end(POLICY_0, 1, message="ran out", message_code=ExitCode.DEVICE_OUT_OF_MEMORY, evidence=found)
     return cluster.settled()
 
 
 def test_processes_are_restarted_first_and_then_the_node_is_left() -> None:
     cluster = held_by_foreign_processes(2, (CPU_NODE, GPU_NODE, FOUR_GPUS))
     assert (cluster.remedies, cluster.plan.excluded_nodes) == (["processes", "excludedNodes"], ["gpu-node"])
-    cluster.expect(recovering_says="(adjustment 2 of 6)").stop().unschedulable("0/2 nodes are available", POLICY_0)
-    cluster.settled(scheduled_says="0/2 nodes are available; the memory plan excludes gpu-node: add another node")
+    cluster.expect(recovering_contains="(adjustment 2 of 6)").stop().unschedulable("0/2 nodes are available", POLICY_0)
+    cluster.settled(scheduled_contains="0/2 nodes are available; the memory plan excludes gpu-node: add another node")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_where_no_other_node_is_left_the_failure_names_the_process() -> None:
     held = "98.38 GiB of the GPU's 139.80 GiB were held by other processes"
     tried = "generation 2 (step 1, startup, ForeignProcess): restarting processes"
     advice = "no other node is known to have room: stop the other process on its node"
-    cluster.expect(failed="RestartsExhausted", failed_says=(held, tried, advice))
+    cluster.expect(failed="RestartsExhausted", failed_contains=(held, tried, advice))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_failure_of_the_pods_own_is_a_counted_restart(
     """`exit_code`: of the trainer, if it ran."""
     cluster = kubelet_reports(created_job().place(), POLICY_0, status)
     cluster.round()
-    cluster.expect(reason=reason, message_says=message, exit_code=exit_code)
+    cluster.expect(reason=reason, message_contains=message, exit_code=exit_code)
     fail_all_attempts(cluster, status).expect(failed="RestartsExhausted", number=4)
 
 
@@ -88,14 +88,14 @@ def test_a_failed_sidecar_that_keeps_a_pod_from_being_ready_is_named() -> None:
     cluster = kubelet_reports(created_job().place().start(), POLICY_1, SIDECAR_FAILED)
     message = "container logger of pod demo-policy-1 exited with code 3"
     cluster.tick(60).settled(running=(False, "Starting"))
-    cluster.expect(running_says=(message, "kubectl logs demo-policy-1 -c logger has more"))
+    cluster.expect(running_contains=(message, "kubectl logs demo-policy-1 -c logger has more"))
 
 
 @pytest.mark.parametrize("spec", [{}, OTHER_TRAINER])
 def test_attempts_that_the_cluster_ends_without_a_step_are_limited(spec: dict[str, Any]) -> None:
     cluster = running_job(**spec, recovery={"maxRestarts": 0})
     message = ("20 attempts in a row ended before a step was committed", "was removed by the cluster (Preempted)")
-    fail_all_attempts(cluster, PREEMPTED).expect(failed="NoProgress", number=20, failed_says=message)
+    fail_all_attempts(cluster, PREEMPTED).expect(failed="NoProgress", number=20, failed_contains=message)
 
 
 def test_progress_between_disruptions_keeps_a_job_alive() -> None:
@@ -123,14 +123,14 @@ def test_a_suspended_job_of_another_trainer_stops_all_pods_at_once() -> None:
 @pytest.mark.parametrize("code", [2, 84, 143])
 def test_exit_codes_of_another_trainer_have_no_meaning_of_rljobs(code: int) -> None:
     cluster = running_job(**OTHER_TRAINER).end(POLICY_1, code, text="CUDA error")
-    cluster.settled(reason="Error", exit_code=code, restarts=1, recovering=True, recovering_says="CUDA error")
-    cluster.expect(message_says=f"pod demo-policy-1 exited with code {code} (Error): CUDA error")
+    cluster.settled(reason="Error", exit_code=code, restarts=1, recovering=True, recovering_contains="CUDA error")
+    cluster.expect(message_contains=f"pod demo-policy-1 exited with code {code} (Error): CUDA error")
     cluster.next_attempt_runs().expect(phase="Running", number=2)
 
 
 def test_a_termination_message_of_another_trainer_has_rljobs_meaning() -> None:
-    cluster = running_job(**OTHER_TRAINER).end(POLICY_1, 84, sentence="the data set is empty")
-    cluster.settled(failed="BadInput", failed_says="the data set is empty")
+    cluster = running_job(**OTHER_TRAINER).end(POLICY_1, 84, message="the data set is empty")
+    cluster.settled(failed="BadInput", failed_contains="the data set is empty")
 
 
 # --- sidecars that keep running, as a service mesh injects them ---
@@ -160,7 +160,7 @@ def test_an_end_has_the_same_result_with_and_without_a_sidecar(exit_code: int, s
 def test_a_lost_worker_with_a_sidecar_ends_the_attempt_after_the_grace() -> None:
     cluster = running_job().end(POLICY_0, 83, sidecars=MESH).settled(reason=None, running=(False, "Stopping"))
     ended = "the trainer has ended in demo-policy-0 (exit code 83)"
-    cluster.expect(running_says=(ended, "container istio-proxy of pod demo-policy-0 still runs"))
+    cluster.expect(running_contains=(ended, "container istio-proxy of pod demo-policy-0 still runs"))
     cluster.tick(21).settled(reason="WorkerLost")
 
 
@@ -181,16 +181,16 @@ def test_the_kept_pods_of_a_finished_job_go_if_a_sidecar_holds_them(spec: dict[s
     for name in names:
         cluster.end(name, 0, sidecars=MESH)
     message = (f"container istio-proxy of pod {min(names)} still runs", "30 s after the end")
-    cluster.settled(complete=True).tick(10).settled(running_says=message, deleting=set(cluster.pods) - names)
+    cluster.settled(complete=True).tick(10).settled(running_contains=message, deleting=set(cluster.pods) - names)
     cluster.tick(20).settle()
     assert all(cluster.pods[name].deleting for name in names)
-    cluster.finish_deletions().settled(pods=set(), running_says=message)
+    cluster.finish_deletions().settled(pods=set(), running_contains=message)
 
 
 def test_the_pod_of_a_finished_job_stays_once_its_sidecar_has_terminated() -> None:
-    cluster = running_job().end(CONTROLLER, 0, sidecars=MESH).settled().tick(10).settled(running_says="still runs")
+    cluster = running_job().end(CONTROLLER, 0, sidecars=MESH).settled().tick(10).settled(running_contains="still runs")
     cluster.change_pod(CONTROLLER, phase="Succeeded", running_sidecars=()).tick(3600)
-    cluster.stop().expect(pods={CONTROLLER}, running_says="the job has ended")
+    cluster.stop().expect(pods={CONTROLLER}, running_contains="the job has ended")
 
 
 def test_a_restart_in_place_is_no_end() -> None:

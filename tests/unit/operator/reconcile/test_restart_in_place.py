@@ -8,8 +8,8 @@ import pytest
 
 from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.step_report import ExitDecision
-from rljob_operator.reconcile.creation import MAX_RESTARTS_IN_PLACE
 from rljob_operator.reconcile.desired import Desired
+from rljob_operator.reconcile.pods import MAX_RESTARTS_IN_PLACE
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
     CPU_NODE,
@@ -75,6 +75,15 @@ def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     assert uids(cluster) == before
     plan = cluster.plan
     assert (plan.generation, plan.rollout_sleep_level) == (2, 0), "the answer to the failure, and nothing else"
+
+
+def test_the_record_of_the_attempt_has_the_plan_that_its_config_map_has() -> None:
+    """The pods wait for a file with that generation; a plan that is reported in the same reconcile is not in it."""
+    cluster = waiting()
+    cluster.round()
+    newer = PLAN.model_copy(update={"generation": 7})
+    settings = settings_of(cluster.reports(3, plan=newer, memory_profile=FACTS, pending_exit=PENDING).round())
+    cluster.expect(number=2, pods_of_attempt=1, plan_generation=settings.plan_generation, plan=newer)
 
 
 def test_pods_that_were_restarted_in_place_can_be_again() -> None:
@@ -151,7 +160,7 @@ def test_a_setting_pinned_meanwhile_is_in_the_plan_of_replaced_pods() -> None:
     ("event", "spec", "reason"),
     [
         (lambda job: job.restart(POLICY_0).tick(59).settled(wait=1).tick(1), {}, "NotRestartedInPlace"),
-        (lambda job: job.end(CONTROLLER, 80, sentence="it ran out", step=3), {}, "NotRestartedInPlace"),
+        (lambda job: job.end(CONTROLLER, 80, message="it ran out", step=3), {}, "NotRestartedInPlace"),
         (lambda job: job.restart().vanish(POLICY_1), {}, "PodsDisrupted"),
         (lambda job: job.vanish("demo-rollout-1"), ENGINES_APART, "PodsDisrupted"),
     ],
@@ -167,7 +176,7 @@ def test_a_pod_that_does_not_restart_is_replaced_uncounted(event: Any, spec: dic
 
 def test_a_controller_gets_time_to_exit_with_its_logs_after_a_failed_job() -> None:
     cluster = waiting(recovery={"maxAdjustments": 0}).settled(phase="Failed", deleting=set(), wait=30)
-    cluster.end(CONTROLLER, 80, sentence="policy-1 ran out", step=3).settled().finish_deletions()
+    cluster.end(CONTROLLER, 80, message="policy-1 ran out", step=3).settled().finish_deletions()
     cluster.expect(pods={CONTROLLER})
 
 
@@ -215,7 +224,7 @@ def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
     cluster.settled(number=2, reason=None)  # its node may be slow
     restart(cluster, 1).settled(reason="RestartLoop", exit_code=86, restarts=1, adjustments=1)
     times = f"{MAX_RESTARTS_IN_PLACE + 1} times in this attempt"
-    cluster.expect(recovering_says=f"pod {POLICY_0} was restarted in place {times}")
+    cluster.expect(recovering_contains=f"pod {POLICY_0} was restarted in place {times}")
     assert cluster.pods[CONTROLLER].deleting
     cluster.next_attempt_runs().expect(number=3, pods_of_attempt=None, phase="Running")
 
@@ -237,7 +246,7 @@ def test_pods_in_a_restart_loop_exhaust_the_restarts() -> None:
     for _ in range(2):
         restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(reason="RestartLoop").next_attempt_runs()
     restart(cluster, MAX_RESTARTS_IN_PLACE + 1).settled(failed="RestartsExhausted")
-    cluster.expect(failed_says="earlier attempts: 1: RestartLoop, 2: RestartLoop).")
+    cluster.expect(failed_contains="earlier attempts: 1: RestartLoop, 2: RestartLoop).")
 
 
 @pytest.mark.parametrize("trainer", [{}, {"trainer": {"image": "registry.example/trl:1"}}])

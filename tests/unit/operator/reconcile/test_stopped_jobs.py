@@ -112,7 +112,7 @@ def test_a_controller_that_lost_a_worker_gets_only_a_moment(own_seconds: int, ev
 
 
 def fail(cluster: SimulatedCluster, step: int | None = None) -> SimulatedCluster:
-    return cluster.end(CONTROLLER, ExitCode.ERROR, sentence="rank 1 died", step=step).settled()
+    return cluster.end(CONTROLLER, ExitCode.ERROR, message="rank 1 died", step=step).settled()
 
 
 def exhausted() -> SimulatedCluster:
@@ -120,7 +120,7 @@ def exhausted() -> SimulatedCluster:
 
 
 def bad_input(step: int | None = None) -> SimulatedCluster:
-    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, sentence="the data set is empty", step=step)
+    cluster = running_job().end(CONTROLLER, ExitCode.BAD_INPUT, message="the data set is empty", step=step)
     return cluster.settled(phase="Failed")
 
 
@@ -164,7 +164,7 @@ def test_a_failed_job_resumes_after_an_edit_that_answers_it(
     failed: Callable[[], SimulatedCluster], reason: str, edit: dict[str, Any]
 ) -> None:
     cluster = failed()
-    cluster.settled(phase="Failed", failed=reason, failed_says="The job resumes after a change of its spec")
+    cluster.settled(phase="Failed", failed=reason, failed_contains="The job resumes after a change of its spec")
     last = cluster.attempt
     cluster.change_spec(**edit).settled(phase="Pending", failed="Resumed")
     assert "Resumed" in cluster.events
@@ -178,7 +178,7 @@ def test_a_failed_job_resumes_after_an_edit_that_answers_it(
     ("step", "message"), [(3, "the job resumes at step 4"), (60, "the job resumes after step 60, its last one")]
 )
 def test_no_step_beyond_the_last_one_is_announced(step: int, message: str) -> None:
-    bad_input(step).change_spec(retry=1).settled(failed_says=message)
+    bad_input(step).change_spec(retry=1).settled(failed_contains=message)
 
 
 @pytest.mark.parametrize("edit", [{"ttlSecondsAfterFinished": 86400}, {"suspend": True}, {"suspend": False}])
@@ -203,9 +203,9 @@ def test_a_new_version_of_the_operator_resumes_nothing_by_itself() -> None:
 
 def test_a_resumed_job_has_its_whole_budget_again() -> None:
     cluster = exhausted().expect(phase="Failed").change_spec(retry=1).next_attempt_runs()
-    fail(cluster).expect(phase="Recovering", recovering_says="rank 1 died (restart 1 of 1)")
+    fail(cluster).expect(phase="Recovering", recovering_contains="rank 1 died (restart 1 of 1)")
     fail(cluster.next_attempt_runs()).expect(failed="RestartsExhausted")
-    cluster.expect(failed_says="earlier attempts: 3: Error)")  # since the edit
+    cluster.expect(failed_contains="earlier attempts: 3: Error)")  # since the edit
 
 
 def test_a_resumed_job_that_is_suspended_waits() -> None:
