@@ -96,8 +96,8 @@ class Cache(Generic[Fact]):
             self._changed(key, known[1], None)
 
     def _note_unreadable(self, key: Key, error: Exception | None) -> None:
-        """Count an object that cannot be read; its last fact, if any, stays. `error`: None if it can be read again, or is
-        gone."""
+        """Count an object that cannot be read; its last fact, if any, stays. `error`: None if it can be read again or
+        is gone."""
         if (error is not None) == (key in self._unreadable):
             return
         self._unreadable ^= {key}

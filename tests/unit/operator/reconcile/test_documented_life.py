@@ -196,7 +196,7 @@ def test_a_job_of_another_operator_is_left_alone_at_any_stage(deleting: bool) ->
     cluster.operator, cluster.deleting = "other/rljob-operator", deleting
     desired = cluster.decide()
     [note] = desired.events
-    assert desired == Desired(left_to="other/rljob-operator", events=(note,))
+    assert desired == Desired(events=(note,))
     assert note.reason == "ManagedByAnotherOperator"
     assert "kubectl annotate rljobs --all --all-namespaces rljob.dev/operator-" in note.message
 
