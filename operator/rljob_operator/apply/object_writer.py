@@ -52,8 +52,8 @@ _SHARED_KNOWN_SECONDS = 60.0
 class _Made:
     """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
 
-    uid: str
-    attempt: str | None
+    job_uid: str = ""
+    attempt: str = ""
     digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uids: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -62,8 +62,6 @@ class _Made:
 class _MadeForNamespace(_Made):
     """Objects applied for all jobs of one namespace."""
 
-    uid: str = ""
-    attempt: str | None = None
     applied_at: float = -math.inf
     """Time on the monotonic clock."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -128,16 +126,14 @@ class ObjectWriter:
     def _made_for(self, job: ObservedJob, desired: Desired) -> _Made:
         """Records of the current attempt. A new attempt keeps the uids alone."""
         key = (job.namespace, job.name)
-        known = self._made.get(key)
-        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
-        if known is None or known.uid != job.uid:
-            known = self._made[key] = _Made(job.uid, attempt)
-        elif attempt not in (None, known.attempt):
-            known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
-        self._made.move_to_end(key)
-        if len(self._made) > _JOBS_REMEMBERED:
-            self._made.popitem(last=False)
-        return known
+        made = remembered(self._made, key, _Made(job.uid), _JOBS_REMEMBERED)
+        if made.job_uid != job.uid:
+            made = self._made[key] = _Made(job.uid)
+        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), made.attempt)
+        if attempt != made.attempt:
+            made.attempt = attempt
+            made.digests.clear()
+        return made
 
     async def _require(self, required: RequiredObject) -> None:
         try:
