@@ -100,7 +100,7 @@ class StatusDraft:
     def reason(self, type_: ConditionType) -> str:
         return self._conditions[type_].reason
 
-    def explained(self, type_: ConditionType) -> tuple[str, str]:
+    def reason_and_message(self, type_: ConditionType) -> tuple[str, str]:
         return self._conditions[type_].reason, self._conditions[type_].message
 
     def observe_generation(self) -> None:
@@ -178,11 +178,11 @@ def summarize(draft: StatusDraft) -> None:
 def _why_stalled(draft: StatusDraft) -> tuple[str, str] | None:
     """Return reason and message if nothing continues before a person acts."""
     if draft.holds(ConditionType.FAILED):
-        return draft.explained(ConditionType.FAILED)
+        return draft.reason_and_message(ConditionType.FAILED)
     if draft.invalid_spec is not None:
         return ConditionReason.INVALID_SPEC, draft.invalid_spec
     if draft.reason(ConditionType.SCHEDULED) in _NEEDS_A_PERSON:
-        return draft.explained(ConditionType.SCHEDULED)
+        return draft.reason_and_message(ConditionType.SCHEDULED)
     return None
 
 
@@ -191,11 +191,11 @@ def _phase(draft: StatusDraft) -> tuple[ConditionReason, str]:
     invalid = draft.invalid_spec if not draft.holds(ConditionType.RUNNING) else None
     for type_, phase in (_FINAL if invalid else _FINAL | _PASSING).items():
         if draft.holds(type_):
-            return phase, draft.explained(type_)[1]
+            return phase, draft.reason_and_message(type_)[1]
     if invalid:
         return ConditionReason.INVALID, invalid
     waits = ConditionType.RUNNING if draft.holds(ConditionType.SCHEDULED) else ConditionType.SCHEDULED
-    return ConditionReason.PENDING, draft.explained(waits)[1]
+    return ConditionReason.PENDING, draft.reason_and_message(waits)[1]
 
 
 def display(status: RLJobStatus) -> StatusDisplay:
