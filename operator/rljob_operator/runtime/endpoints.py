@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -107,6 +108,18 @@ def probes_app(health: Health) -> web.Application:
 
 def _answer(problem: str | None) -> web.Response:
     return web.Response(status=503, text=f"{problem}\n") if problem else web.Response(text="ok\n")
+
+
+@asynccontextmanager
+async def serve(app: web.Application, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    """Serve on all addresses of the pod."""
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port, ssl_context=tls).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 _PATH = "/metrics"
@@ -236,13 +249,8 @@ class Certificate:
         """`directory` has tls.crt and tls.key. None: make a self-signed certificate. Raises NoCertificate."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._directory = directory
-        if directory is None:
-            self._load(_self_signed())
-            self._digest = b""
-        else:
-            pem = _read(directory)
-            self._load(pem)
-            self._digest = _digest(pem)
+        self._pem = _self_signed() if directory is None else _read(directory)
+        self._load(self._pem)
 
     async def follow(self) -> None:
         """Load the files again whenever they change, until cancelled."""
@@ -253,15 +261,12 @@ class Certificate:
     def reload(self, directory: Path) -> None:
         """Load the files if they have changed. Files that do not fit are logged; the last good ones stay in use."""
         try:
-            pem = _read(directory)
-            if _digest(pem) == self._digest:
-                return
-            self._digest = _digest(pem)
-            self._load(pem)
+            if (pem := _read(directory)) != self._pem:
+                self._pem = pem
+                self._load(pem)
+                _log.info("certificate reloaded", directory=str(directory))
         except NoCertificate as error:
             _log.warning("certificate not reloaded", error=str(error))
-        else:
-            _log.info("certificate reloaded", directory=str(directory))
 
     def _load(self, pem: bytes) -> None:
         """ssl reads files only; this one is in memory where there is /dev/shm, and readable by this user alone."""
@@ -301,7 +306,3 @@ def _self_signed() -> bytes:
             "provide a certificate with --metrics-certificate, or set --no-metrics-tls behind a service mesh"
         ) from error
     return made.stdout
-
-
-def _digest(pem: bytes) -> bytes:
-    return hashlib.sha256(pem).digest()

@@ -11,8 +11,10 @@ import aiohttp
 import pytest
 
 from rljob_api.metadata import GROUP
+from rljob_operator import handlers
+from rljob_operator.handlers import Replica
+from rljob_operator.kube.client import Connection
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.runtime import replica
 from rljob_operator.settings import OperatorSettings
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
@@ -49,10 +51,15 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
             metrics_port=metrics_port,
             probes_port=probes_port,
         )
-        with pytest.raises(asyncio.CancelledError):
-            await replica._operate(settings, serving.connection, reconcile)
 
-    monkeypatch.setattr(replica, "Leader", lambda *_, **__: SimpleNamespace(lead=interrupted))
+        async def connect() -> Connection:
+            return serving.connection
+
+        monkeypatch.setattr(handlers, "connect", connect)
+        with pytest.raises(asyncio.CancelledError):
+            await Replica(settings, reconcile).run()
+
+    monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted))
     server = play(story, no_leader_yet)
     first, *_, last = [asked.body["spec"]["holderIdentity"] for asked in server.asked if asked.method != "GET"]
     assert first != ""
