@@ -92,7 +92,7 @@ def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) ->
 
 def metric_names() -> Iterator[str]:
     """As Prometheus stores them."""
-    work_queue.QueueMetrics()
+    work_queue.WorkQueue()
     for family in REGISTRY.collect():
         yield family.name
         if family.type == "counter":
