@@ -100,36 +100,42 @@ class ReconcileLoop:
             raise
         except (JobGone, NamespaceGone):
             self._observer.jobs.forget(key)
-        except Conflict as error:
-            self._retry(key, "Conflict", error)
-        except NameTaken as error:
-            self._observer.refusals(key).name_taken(error.pod)
-            self._retry(key, "Refused", error)
-        except MissingObject as error:
-            self._observer.refusals(key).missing_object = str(error)
-            self._retry(key, "Refused", error)
-        except ForeignObject as error:
-            self._observer.refusals(key).foreign_object = str(error)
-            self._retry(key, "Refused", error)
-        except LeftBehind as error:
-            self._observer.refusals(key).left_behind = str(error)
-            self._retry(key, "Unavailable", error)
-        except NotFound as error:
-            self._observer.api_groups_outdated()
-            self._observer.refusals(key).refused = error.message
-            self._retry(key, "Refused", error)
-        except NamespaceTerminating as error:
-            self._observer.refusals(key).namespace_terminating = True
-            self._retry(key, "Refused", error)
-        except (Forbidden, Invalid, WebhookFailed) as error:
-            self._observer.refusals(key).refused = error.message
-            self._retry(key, "Refused", error)
-        except ApiError as error:
-            self._retry(key, "Unavailable", error)
         except Exception as error:
-            _log.exception("reconcile failed; this is a bug in the operator")
-            self._retry(key, "Unexpected", error)
-            await self._report(key, report_bug(error))
+            cause = self._cause_of(error, key)
+            RECONCILE_ERRORS.labels(cause).inc()
+            wait_seconds = self._queue.failed(key)
+            _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
+            if cause == "Unexpected":
+                _log.exception("reconcile failed; this is a bug in the operator")
+                await self._report(key, report_bug(error))
+
+    def _cause_of(self, error: Exception, key: Key) -> str:
+        """The cause in the metric. A refusal is recorded, so that the next reconcile explains it in the status."""
+        refusals = self._observer.refusals(key)
+        match error:
+            case Conflict():
+                return "Conflict"
+            case LeftBehind():
+                refusals.left_behind = str(error)
+                return "Unavailable"
+            case NameTaken():
+                refusals.name_taken(error.pod)
+            case MissingObject():
+                refusals.missing_object = str(error)
+            case ForeignObject():
+                refusals.foreign_object = str(error)
+            case NamespaceTerminating():
+                refusals.namespace_terminating = True
+            case NotFound():
+                self._observer.api_groups_outdated()
+                refusals.refused = error.message
+            case Forbidden() | Invalid() | WebhookFailed():
+                refusals.refused = error.message
+            case ApiError():
+                return "Unavailable"
+            case _:
+                return "Unexpected"
+        return "Refused"
 
     async def _observe_and_execute(self, key: Key) -> None:
         observe = self._observer.observe(key)
@@ -201,11 +207,6 @@ class ReconcileLoop:
             raise
         except Exception as error:
             _log.warning("cannot report the error in the status of the job", error=str(error) or type(error).__name__)
-
-    def _retry(self, key: Key, cause: str, error: Exception) -> None:
-        RECONCILE_ERRORS.labels(cause).inc()
-        wait_seconds = self._queue.failed(key)
-        _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
 
 
 # --- Reconciles that do not return ---

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from rljob_operator.kube.watch import Key
-from rljob_operator.metrics import REGISTRY
+from rljob_operator.metrics import counter, gauge, histogram
 
 _FIRST_BACKOFF_SECONDS = 0.25
 _LONGEST_BACKOFF_SECONDS = 60.0
@@ -218,9 +216,8 @@ class _RoundRobin:
 _LABELS = {"name": "rljob", "controller": "rljob"}
 _BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 
-_counter = partial(Counter, labelnames=tuple(_LABELS), registry=REGISTRY)
-_gauge = partial(Gauge, labelnames=tuple(_LABELS), registry=REGISTRY)
-_histogram = partial(Histogram, labelnames=tuple(_LABELS), buckets=_BUCKETS, registry=REGISTRY)
+_counter, _gauge = partial(counter, labelnames=tuple(_LABELS)), partial(gauge, labelnames=tuple(_LABELS))
+_histogram = partial(histogram, labelnames=tuple(_LABELS), buckets=_BUCKETS)
 _BY_PRIORITY = (*_LABELS, "priority")
 
 _depth = _gauge("workqueue_depth", "Jobs that wait for a reconcile.", labelnames=_BY_PRIORITY)
