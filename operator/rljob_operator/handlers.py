@@ -26,7 +26,7 @@ import gc
 import os
 import socket
 import uuid
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import repeat
@@ -116,8 +116,7 @@ class Replica:
 
     async def stop(self) -> None:
         """Return when the leader has handed over, or a standby replica has stopped."""
-        if self._task is None:
-            return
+        assert self._task is not None
         if self._leader:
             self._leader.stopping.set()
         else:
@@ -126,8 +125,9 @@ class Replica:
 
     def raise_error(self) -> None:
         """Raise the error that ended the replica, if any."""
-        if self._task and not self._task.cancelled() and (error := self._task.exception()):
-            raise error
+        with suppress(asyncio.CancelledError):
+            if self._task:
+                self._task.result()
 
     async def run(self) -> None:
         async with AsyncExitStack() as stack:
@@ -138,7 +138,12 @@ class Replica:
             settings = await _completed(self._settings, connection, lease_client)
             election = None
             if settings.leader_election:
-                election = _election(settings, lease_client)
+                election = LeaderElection(
+                    lease_client,
+                    name=settings.lease_name,
+                    namespace=settings.lease_namespace,
+                    identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+                )
                 await election.acquire(self._health.standing_by)
                 stack.push_async_callback(election.release)
             self._leader = Leader(settings, connection, election, self._health, self._reconcile)
@@ -167,7 +172,7 @@ class Replica:
         await self._leads.wait()
         assert self._connection is not None
         configuration = self._connection.configuration
-        scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").partition(" ")
+        scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").strip().partition(" ")
         return kopf.ConnectionInfo(
             server=configuration.host,
             scheme=scheme or None,
@@ -195,11 +200,6 @@ def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClien
     client = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=retry)
     stack.push_async_callback(client.close)
     return client
-
-
-def _election(settings: OperatorSettings, client: ApiClient) -> LeaderElection:
-    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-    return LeaderElection(client, name=settings.lease_name, namespace=settings.lease_namespace, identity=identity)
 
 
 # --- The leader ---
@@ -263,26 +263,28 @@ class Leader:
         finally:
             await self._hand_over(reconciling, [stopping, *tasks])
 
-    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
+    def _background(self) -> list[Coroutine[Any, Any, None]]:
         """All work other than reconciles; it runs until cancelled."""
-        if self._election:
-            yield self._election.hold()
-        yield from (watch.run() for watch in self._watches)
-        yield self._observer.unplaced.run()
-        yield self._recorder.run()
-        yield follow_api_groups(self._watch_client, self._take_api_groups, self._api_groups_outdated)
-        if self._settings.label_nodes:
-            yield self._node_labels.run()
+        work = [
+            self._observer.unplaced.run(),
+            self._recorder.run(),
+            follow_api_groups(self._watch_client, self._take_api_groups, self._api_groups_outdated),
+        ]
         watches = list(self._watches)
+        if self._election:
+            work.append(self._election.hold())
+        if self._settings.label_nodes:
+            work.append(self._node_labels.run())
         if self._settings.diagnose_pods:
             recorder = EventRecorder(self._diagnosis_client, instance=socket.gethostname())
             pods = LabelledPods(self._diagnosis_client, recorder)
-            for namespace in self._settings.namespaces or (None,):
-                watches.append(Reflector(self._watch_client, PODS, pods, namespace=namespace, label_selector=SELECTOR))
-                yield watches[-1].run()
-            yield pods.run()
-            yield recorder.run()
+            watches += [
+                Reflector(self._watch_client, PODS, pods, namespace=namespace, label_selector=SELECTOR)
+                for namespace in self._settings.namespaces or (None,)
+            ]
+            work += [pods.run(), recorder.run()]
         self._health.watching(watches)
+        return [*work, *(watch.run() for watch in watches)]
 
     async def _reconcile(self) -> None:
         """Reconcile jobs once the caches are filled, until the queue is closed."""

@@ -31,6 +31,7 @@ from rljob_operator.kube.resources import Object, Resource, resource_of
 from rljob_operator.labels import FIELD_MANAGER
 from rljob_operator.metrics import API_REQUESTS
 
+_MANAGER = {"fieldManager": FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
@@ -119,8 +120,7 @@ class ApiClient:
 
     async def create(self, resource: Resource, manifest: Object, namespace: str | None = None) -> Object:
         """Create the object. Raises AlreadyExists if the name is taken."""
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._request("create", resource, resource.path(namespace), query, manifest)
+        return await self._request("create", resource, resource.path(namespace), _MANAGER, manifest)
 
     async def apply(self, manifest: Object, uid: str) -> Object:
         """Server-side apply to the object with this uid; forces ownership of the fields.
@@ -130,22 +130,18 @@ class ApiClient:
         resource, metadata = resource_of(manifest), manifest["metadata"]
         manifest = manifest | {"metadata": metadata | {"uid": uid}}
         path = resource.path(metadata["namespace"], metadata["name"])
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._request("apply", resource, path, query, manifest, content_type=_APPLY)
+        return await self._request("apply", resource, path, _MANAGER | {"force": "true"}, manifest, content_type=_APPLY)
 
     async def patch(
         self, resource: Resource, name: str, patch: Object, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
         """JSON merge patch. Raises Conflict if the patch names a resourceVersion that is not the current one."""
         path = resource.path(namespace, name, subresource)
-        return await self._request(
-            "patch", resource, path, {"fieldManager": FIELD_MANAGER}, patch, content_type=_MERGE_PATCH
-        )
+        return await self._request("patch", resource, path, _MANAGER, patch, content_type=_MERGE_PATCH)
 
     async def update(self, resource: Resource, name: str, manifest: Object, namespace: str | None = None) -> Object:
         """Replace the object. Raises Conflict if the manifest does not have the current resourceVersion."""
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self._request("update", resource, resource.path(namespace, name), query, manifest)
+        return await self._request("update", resource, resource.path(namespace, name), _MANAGER, manifest)
 
     async def delete(
         self,
@@ -245,7 +241,7 @@ class ApiClient:
         """Send one request with the present credentials. The caller closes the response."""
         headers = {"Accept": accept, "Content-Type": content_type}
         if token := await self._configuration.get_api_key_with_prefix("BearerToken"):
-            headers["Authorization"] = token
+            headers["Authorization"] = token.strip()
         answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         return response
@@ -255,16 +251,7 @@ class ApiClient:
         return URL(f"{address}?{urlencode(query)}" if query else address, encoded=True)
 
 
-_METHODS = {
-    "get": "GET",
-    "list": "GET",
-    "create": "POST",
-    "apply": "PATCH",
-    "patch": "PATCH",
-    "update": "PUT",
-    "delete": "DELETE",
-}
-
+_METHODS = dict(get="GET", list="GET", create="POST", apply="PATCH", patch="PATCH", update="PUT", delete="DELETE")
 
 _NO_ANSWER = (aiohttp.ClientError, OSError, ConfigException)
 """OSError includes TimeoutError; ConfigException: the token could not be read again."""
@@ -294,6 +281,9 @@ async def _body(response: aiohttp.ClientResponse, at_most_bytes: int | None = No
 SERVICE_ACCOUNT = Path(SERVICE_TOKEN_FILENAME).parent
 _TOKEN_SECONDS = 60.0
 """Interval at which tokens are read again; the package does the same for service accounts."""
+
+_PROGRAM_SECONDS = 30.0
+"""Most time that the program of a kubeconfig may take for a new token."""
 
 
 class NoConnection(Exception):
@@ -344,6 +334,7 @@ def _token_refresh(loader: KubeConfigLoader) -> Callable[[Configuration], Awaita
         nonlocal loaded_at
         if time.monotonic() > loaded_at + _TOKEN_SECONDS:
             loaded_at = time.monotonic()
-            await loader.load_and_set(configuration)
+            async with asyncio.timeout(_PROGRAM_SECONDS):
+                await loader.load_and_set(configuration)
 
     return refresh
