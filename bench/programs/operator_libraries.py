@@ -22,7 +22,6 @@ from typing import Any
 import kopf
 import psutil
 from kubernetes.aio.client import ApiClient as PackageClient
-from kubernetes.aio.client import CoreV1Api
 
 from bench.harness.operator_cluster import NAMESPACE, control_plane, in_parallel
 from bench.harness.record import record
@@ -38,8 +37,8 @@ from rljob_testing.patience import eventually
 CONCURRENCY = 24
 QUIET_SECONDS = 8.0
 """Time after the last change within which each watch has received it."""
-METHODS = {"pods": ("operator", "kopf", "tuned kopf"), "rljobs": ("operator", "kopf", "tuned kopf")}
-METHODS |= {"writes": ("operator", "call_api", "models")}
+WATCHES = ("operator", "kopf", "tuned kopf")
+METHODS = {"pods": WATCHES, "rljobs": WATCHES, "writes": ("operator", "call_api")}
 
 
 def main() -> None:
@@ -72,10 +71,10 @@ def main() -> None:
 
 def pod(name: str) -> Object:
     env = [{"name": f"RLJOB_VARIABLE_{number}", "value": "a value of usual length" * 2} for number in range(25)]
-    labels = {"app.kubernetes.io/managed-by": "rljob-operator", "rljob.dev/job-name": name, "rljob.dev/role": "policy"}
+    labels = {"rljob.dev/job-name": name, "rljob.dev/role": "policy"}
     container = {"name": "rljob", "image": "trainer:1", "env": env, "resources": {"requests": {"memory": "1Gi"}}}
-    spec = {"containers": [container], "automountServiceAccountToken": False}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+    metadata, spec = {"name": name, "labels": labels}, {"containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def run(subject: str, method: str, objects: int, change: Callable[[], None]) -> dict[str, Any]:
@@ -103,32 +102,42 @@ async def measure_watch(plural: str, method: str, objects: int) -> dict[str, flo
     observer = Observer(("nvidia.com/gpu",), lambda _: None)
     resource = PODS if plural == "pods" else RLJOBS
     cache: Cache[Any] = observer.pods if plural == "pods" else observer.jobs
-    start = time.process_time()
-    if method == "operator":
-        watch = Reflector(ApiClient(await connect(), concurrency=1), resource, cache).run()
-    else:
-        watch = watch_with_kopf(resource, cache, tuned=method == "tuned kopf")
+    client = ApiClient(await connect(), concurrency=1)
+    usage = Usage()
+    own = method == "operator"
+    watch = Reflector(client, resource, cache).run() if own else watch_with_kopf(resource, cache, method)
     watching = asyncio.create_task(watch)
-    while len(cache) < objects:
-        assert not watching.done()
+    while len(cache) < objects and not watching.done():
         await asyncio.sleep(0.2)
-    listed = time.process_time()
+    listed = usage.cpu_seconds()
     print("listed", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await asyncio.sleep(QUIET_SECONDS)
-    figures = {
-        "list_cpu_seconds": round(listed - start, 2),
-        "changes_cpu_seconds": round(time.process_time() - listed, 2),
-    }
+    figures = {"list_cpu_seconds": listed, "changes_cpu_seconds": round(usage.cpu_seconds() - listed, 2)}
     watching.cancel()
-    return figures | {"rss_bytes": psutil.Process().memory_info().rss}
+    await client.close()
+    return figures | {"memory_growth_bytes": usage.memory_growth_bytes()}
 
 
-async def watch_with_kopf(resource: Resource, cache: Any, *, tuned: bool) -> None:
-    """Feed the cache by `@kopf.on.event`. `tuned`: without the storages and delays that only other handlers need."""
+class Usage:
+    """CPU time and memory of this process since the object was made."""
+
+    def __init__(self) -> None:
+        self._cpu_seconds = time.process_time()
+        self._rss_bytes = psutil.Process().memory_info().rss
+
+    def cpu_seconds(self) -> float:
+        return round(time.process_time() - self._cpu_seconds, 2)
+
+    def memory_growth_bytes(self) -> int:
+        return int(psutil.Process().memory_info().rss - self._rss_bytes)
+
+
+async def watch_with_kopf(resource: Resource, cache: Any, method: str) -> None:
+    """Feed the cache by `@kopf.on.event`; tuned: without the storages and delays that only other handlers need."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled, settings.posting.enabled = True, False
-    if tuned:
+    if method == "tuned kopf":
         settings.persistence.diffbase_storage, settings.persistence.progress_storage = NoDiffBase([]), NoProgress([])
         settings.persistence.consistency_timeout, settings.queueing.idle_timeout = 0.0, 0.05
 
@@ -153,35 +162,24 @@ async def measure_writes(_: str, method: str, objects: int) -> dict[str, float]:
     connection = await connect()
     connection.configuration.connection_pool_maxsize = CONCURRENCY
     own, package = ApiClient(connection, concurrency=CONCURRENCY), PackageClient(connection.configuration)
-    slots = asyncio.Semaphore(CONCURRENCY)
-
-    async def patch(number: int, value: int) -> None:
-        name, body = f"job-{number}", {"metadata": {"annotations": {"round": f"{method} {value}"}}}
-        async with slots:
-            match method:
-                case "operator":
-                    await own.patch(PODS, name, body, NAMESPACE)
-                case "call_api":
-                    await patch_by_call_api(package, name, body)
-                case "models":
-                    await CoreV1Api(package).patch_namespaced_pod(name, NAMESPACE, body)
-
-    await patch(0, 0)
-    start = time.process_time()
-    for value in (1, 2):
-        await asyncio.gather(*(patch(number, value) for number in range(objects)))
-    figures = {"writes": 2 * objects, "cpu_seconds": round(time.process_time() - start, 2)}
-    await asyncio.gather(own.close(), package.close())
-    return figures | {"rss_bytes": psutil.Process().memory_info().rss}
-
-
-async def patch_by_call_api(package: PackageClient, name: str, body: Object) -> None:
     headers = {"Content-Type": "application/merge-patch+json", "Accept": "application/json"}
-    path = PODS.path(NAMESPACE, name)
-    request = await package.param_serialize(
-        "PATCH", path, header_params=headers, body=body, auth_settings=["BearerToken"]
-    )
-    json.loads(await (await package.call_api(*request)).read())
+    slots, usage = asyncio.Semaphore(CONCURRENCY), Usage()
+
+    async def patch(name: str, value: int) -> None:
+        body = {"metadata": {"annotations": {"round": f"{method} {value}"}}}
+        async with slots:
+            if method == "operator":
+                await own.patch(PODS, name, body, NAMESPACE)
+            else:
+                path, auth = PODS.path(NAMESPACE, name), ["BearerToken"]
+                request = await package.param_serialize("PATCH", path, None, None, headers, body, auth_settings=auth)
+                json.loads(await (await package.call_api(*request)).read())
+
+    for value in range(2):
+        await asyncio.gather(*(patch(f"job-{number}", value) for number in range(objects)))
+    figures = {"writes": 2 * objects, "cpu_seconds": usage.cpu_seconds()}
+    await asyncio.gather(own.close(), package.close())
+    return figures | {"memory_growth_bytes": usage.memory_growth_bytes()}
 
 
 if __name__ == "__main__":

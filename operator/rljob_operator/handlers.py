@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 import uuid
@@ -79,6 +80,7 @@ def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
 async def start(memo: Replica, settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # kopf reads the API groups once, and watches nothing
     settings.networking.error_backoffs = repeat(10.0)
+    logging.getLogger("kopf.activities").setLevel(logging.ERROR)  # a signal interrupts `log_in` of a standby replica
     memo.start()
 
 

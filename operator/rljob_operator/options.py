@@ -1,4 +1,4 @@
-"""Options of `rljob-operator run`, derived from the settings: for the command line and for the manual."""
+"""Options of `rljob-operator run`, derived from the settings, for the command line, the manual and the chart."""
 
 from __future__ import annotations
 
@@ -74,24 +74,6 @@ class Option:
 def options() -> list[Option]:
     """All options, in the order of declaration."""
     return [Option(name, field) for name, field in OperatorSettings.model_fields.items()]
-
-
-def options_table() -> str:
-    """Markdown table of all options, by group."""
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    for group in Group:
-        lines.append(f"| **{group}** | | |")
-        for option in options():
-            if option.group is group:
-                default = "required" if option.required else f"`{option.default}`" if option.default else ""
-                lines.append(f"| `{option.flag}` | {default} | {option.description}{_hint(option)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _hint(option: Option) -> str:
-    values = f" One of {', '.join(f'`{choice}`' for choice in option.choices)}." if option.choices else ""
-    repeatable = f" Takes `{option.metavar}`." if option.metavar == "NAME=VALUE" else ""
-    return values + repeatable + (" Repeatable." if option.is_repeatable else "")
 
 
 def _written(name: str, default: Any) -> str:
