@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -140,11 +140,16 @@ class Priority(StrEnum):
 
 
 class FairOrder:
-    """Waiting keys, each once. All operations take constant time."""
+    """Waiting keys, each once: one of each namespace in turn, and first in, first out within a namespace.
+
+    All operations take constant time.
+    """
 
     def __init__(self) -> None:
         self._priorities: dict[Key, Priority] = {}
-        self._waiting = {priority: _RoundRobin() for priority in Priority}
+        self._names: dict[Priority, OrderedDict[str, OrderedDict[str, None]]] = {p: OrderedDict() for p in Priority}
+        """Names of the waiting jobs by priority and namespace."""
+        self._depths = Counter[Priority]()
         self._urgent_taken = 0
 
     def __contains__(self, key: Key) -> bool:
@@ -154,7 +159,7 @@ class FairOrder:
         return len(self._priorities)
 
     def depth(self, priority: Priority) -> int:
-        return self._waiting[priority].size
+        return self._depths[priority]
 
     def put(self, key: Key, priority: Priority) -> None:
         """Add the key. One that waits already keeps its place, or gets one among running jobs if it runs by now."""
@@ -162,52 +167,38 @@ class FairOrder:
         if before in (priority, Priority.RUNNING):
             return
         if before is not None:
-            self._waiting[before].remove(key)
+            self._remove(key)
+        namespace, name = key
         self._priorities[key] = priority
-        self._waiting[priority].append(key)
+        self._names[priority].setdefault(namespace, OrderedDict())[name] = None
+        self._depths[priority] += 1
 
     def take(self, *, running_only: bool = False) -> tuple[Key, Priority] | None:
         """The next key and the priority that it had; None if none waits."""
-        pending, running = self._waiting[Priority.PENDING], self._waiting[Priority.RUNNING]
-        turn_of_pending = self._urgent_taken >= _URGENT_IN_A_ROW and pending.size
-        if running.size and (running_only or not turn_of_pending):
+        pending, running = self._depths[Priority.PENDING], self._depths[Priority.RUNNING]
+        turn_of_pending = self._urgent_taken >= _URGENT_IN_A_ROW and pending
+        if running and (running_only or not turn_of_pending):
             self._urgent_taken += 1
-            key, priority = running.popleft(), Priority.RUNNING
-        elif pending.size and not running_only:
+            priority = Priority.RUNNING
+        elif pending and not running_only:
             self._urgent_taken = 0
-            key, priority = pending.popleft(), Priority.PENDING
+            priority = Priority.PENDING
         else:
             return None
-        del self._priorities[key]
+        namespace, names = next(iter(self._names[priority].items()))
+        self._names[priority].move_to_end(namespace)
+        key = namespace, next(iter(names))
+        self._remove(key)
         return key, priority
 
-
-class _RoundRobin:
-    """Keys, one of each namespace in turn; first in, first out within a namespace."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._namespaces: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-
-    def append(self, key: Key) -> None:
+    def _remove(self, key: Key) -> None:
         namespace, name = key
-        self._namespaces.setdefault(namespace, OrderedDict())[name] = None
-        self.size += 1
-
-    def popleft(self) -> Key:
-        namespace, names = next(iter(self._namespaces.items()))
-        key = namespace, next(iter(names))
-        self._namespaces.move_to_end(namespace)
-        self.remove(key)
-        return key
-
-    def remove(self, key: Key) -> None:
-        namespace, name = key
-        names = self._namespaces[namespace]
-        del names[name]
-        if not names:
-            del self._namespaces[namespace]
-        self.size -= 1
+        priority = self._priorities.pop(key)
+        names = self._names[priority]
+        del names[namespace][name]
+        if not names[namespace]:
+            del names[namespace]
+        self._depths[priority] -= 1
 
 
 # --- Metrics, with the names of client-go's work queues ---
