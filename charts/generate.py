@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rljob_operator.options import Option, options
+from rljob_operator.options import OperatorOption, options
 from rljob_operator.settings import Group, OperatorSettings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -132,7 +132,7 @@ def _options_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hint(option: Option) -> str:
+def _hint(option: OperatorOption) -> str:
     values = f" One of {', '.join(f'`{choice}`' for choice in option.choices)}." if option.choices else ""
     repeatable = f" Takes `{option.metavar}`." if option.metavar == "NAME=VALUE" else ""
     return values + repeatable + (" Repeatable." if option.is_repeatable else "")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from structlog.dev import plain_traceback
 
-from rljob_operator.options import ENVIRONMENT_PREFIX, Option, options
+from rljob_operator.options import ENVIRONMENT_PREFIX, OperatorOption, options
 from rljob_operator.settings import Group, OperatorSettings
 
 _DESCRIPTION = f"""Reconcile the RLJobs of a cluster until SIGTERM.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(settings)
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add(group: argparse._ArgumentGroup, option: OperatorOption) -> None:
     default = " Required." if option.required else f" Default: {option.default}." if option.default else ""
     repeatable = " Repeatable." if option.is_repeatable else ""
     description = option.description.replace("`", "").replace("%", "%%") + repeatable + default

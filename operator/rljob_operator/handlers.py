@@ -52,8 +52,8 @@ from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import Attendance, reflectors
 from rljob_operator.runtime.discovery import api_server_ports, follow_api_groups, wait_for_crds
 from rljob_operator.runtime.endpoints import Certificate, Health, TokenCheck, metrics_app, probes_app, serve
+from rljob_operator.runtime.job_queue import JobQueue, Priority
 from rljob_operator.runtime.reconcile_loop import ANNOTATION, Reconcile, ReconcileLoop, UnfinishedReconciles
-from rljob_operator.runtime.work_queue import Priority, WorkQueue
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
@@ -234,7 +234,7 @@ class Leader:
         self._event_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
         self._diagnosis_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
 
-        self._queue = WorkQueue(self._priority_of)
+        self._queue = JobQueue(self._priority_of)
         self._observer = Observer(settings.gpu_resources, self._wake)
         self._observer.node_changed = self._check_node
         self._watches = reflectors(

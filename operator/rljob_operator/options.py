@@ -14,7 +14,7 @@ _UNITS = (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class OperatorOption:
     """One setting as an option and as an environment variable."""
 
     name: str
@@ -71,9 +71,9 @@ class Option:
         return next(metavar for ending, metavar in units if self.name.endswith(ending))
 
 
-def options() -> list[Option]:
+def options() -> list[OperatorOption]:
     """All options, in the order of declaration."""
-    return [Option(name, field) for name, field in OperatorSettings.model_fields.items()]
+    return [OperatorOption(name, field) for name, field in OperatorSettings.model_fields.items()]
 
 
 def _written(name: str, default: Any) -> str:

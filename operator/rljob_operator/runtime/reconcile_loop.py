@@ -43,7 +43,7 @@ from rljob_operator.metrics import (
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired, report_bug, report_unfinished
 from rljob_operator.reconcile.observed import ObservedJob
-from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class ReconcileLoop:
     def __init__(
         self,
         settings: OperatorSettings,
-        queue: WorkQueue,
+        queue: JobQueue,
         observer: Observer,
         executor: Executor,
         reconcile: Reconcile,

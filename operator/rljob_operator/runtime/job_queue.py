@@ -17,7 +17,7 @@ _FIRST_BACKOFF_SECONDS = 0.25
 _LONGEST_BACKOFF_SECONDS = 60.0
 
 
-class WorkQueue:
+class JobQueue:
     """Keys of jobs: running ones first, one of each namespace in turn.
 
     A key is queued at most once. A key that is added while a worker has it is queued again afterwards, so no two
