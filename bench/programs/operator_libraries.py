@@ -1,9 +1,9 @@
 """The operator's watches and writes compared with kopf and the package `kubernetes`: CPU time and memory.
 
-    python -m bench.programs.operator_libraries [--objects 2000] [--rounds 5]
+    python -m bench.programs.operator_libraries [--objects 2000]
 
-Each method runs in a process of its own on one API server. A watch lists `--objects` pods or RLJobs and receives
-`--rounds` changes of each status, into the operator's cache. A client patches each pod twice, 24 at a time.
+Each method runs in a process of its own on one API server. A watch lists pods or RLJobs and receives five changes of
+each status, into the operator's cache. A client patches each pod twice, 24 at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,7 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ApiClient as TestClient
 from rljob_testing.patience import eventually
 
-CONCURRENCY = 24
+CHANGES, CONCURRENCY = 5, 24
 QUIET_SECONDS = 8.0
 """Time after the last change within which each watch has received it."""
 WATCHES = ("operator", "kopf", "tuned kopf")
@@ -44,93 +43,76 @@ METHODS = {"pods": WATCHES, "rljobs": WATCHES, "writes": ("operator", "call_api"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         subject, method = arguments.measure
-        measure = measure_writes if subject == "writes" else measure_watch
+        measure = write if subject == "writes" else watch
         figures = asyncio.run(measure(subject, method, arguments.objects))
         print(json.dumps({"subject": subject, "method": method, **figures}))
         return
     with control_plane(24700, scheduler=False) as plane:
+        os.environ["KUBECONFIG"] = str(plane.kubeconfig)
         api = TestClient.from_kubeconfig(plane.kubeconfig)
         names = [f"job-{number}" for number in range(arguments.objects)]
         eventually(partial(api.find, "serviceaccounts", "default", NAMESPACE), "the namespace's ServiceAccount")
         in_parallel(lambda name: api.create("rljobs", manifests.job(name), NAMESPACE), names)
         in_parallel(lambda name: api.create("pods", pod(name), NAMESPACE), names)
-        os.environ["KUBECONFIG"] = str(plane.kubeconfig)
-        rows = [
-            run(subject, method, arguments.objects, partial(change, api, subject, names, arguments.rounds))
-            for subject, methods in METHODS.items()
-            for method in methods
-        ]
-    note = f"{arguments.objects} objects; watches receive {arguments.rounds} changes of each, clients write each twice"
+        rows = [run(api, names, subject, method) for subject, methods in METHODS.items() for method in methods]
+    note = f"{arguments.objects} objects; watches receive {CHANGES} changes of each, clients write each twice"
     print(record("operator_libraries", rows, note))
 
 
 def pod(name: str) -> Object:
     env = [{"name": f"RLJOB_VARIABLE_{number}", "value": "a value of usual length" * 2} for number in range(25)]
-    labels = {"rljob.dev/job-name": name, "rljob.dev/role": "policy"}
     container = {"name": "rljob", "image": "trainer:1", "env": env, "resources": {"requests": {"memory": "1Gi"}}}
-    metadata, spec = {"name": name, "labels": labels}, {"containers": [container]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    metadata = {"name": name, "labels": {"rljob.dev/job-name": name, "rljob.dev/role": "policy"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 
 
-def run(subject: str, method: str, objects: int, change: Callable[[], None]) -> dict[str, Any]:
-    """The row of one method, measured in a new process; `change` is called when its watch has listed all objects."""
-    command = [sys.executable, "-m", "bench.programs.operator_libraries", "--measure", subject, method]
-    with subprocess.Popen([*command, "--objects", str(objects)], stdin=-1, stdout=-1, text=True) as process:
-        if subject != "writes" and process.stdout and process.stdout.readline():
-            change()
-        row: dict[str, Any] = json.loads(process.communicate("changed")[0])
+def run(api: TestClient, names: list[str], subject: str, method: str) -> Object:
+    """The row of one method, measured in a new process."""
+    command = [sys.executable, "-m", "bench.programs.operator_libraries", "--objects", str(len(names))]
+    with subprocess.Popen([*command, "--measure", subject, method], stdin=-1, stdout=-1, text=True) as process:
+        if subject != "writes" and process.stdout and process.stdout.readline():  # all objects are listed
+            for number in range(CHANGES):
+                in_parallel(partial(change_status, api, subject, number=number), names)
+        row: Object = json.loads(process.communicate("changed")[0])
     print(row, flush=True)
     return row
 
 
-def change(api: TestClient, plural: str, names: list[str], rounds: int) -> None:
-    for number in range(rounds):
+def change_status(api: TestClient, plural: str, name: str, number: int) -> None:
+    if plural == "rljobs":
+        api.merge(plural, name, {"status": {"step": number}}, NAMESPACE, "status")
+    else:
         ready = {"type": "Ready", "status": "True" if number % 2 else "False"}
-        if plural == "pods":
-            change = partial(api.patch_status, status={"message": f"round {number}", "conditions": [ready]})
-        else:
-            change = partial(api.merge, patch={"status": {"step": number}}, subresource="status")
-        in_parallel(partial(change, plural, namespace=NAMESPACE), names)
+        api.patch_status(plural, name, {"message": f"change {number}", "conditions": [ready]}, NAMESPACE)
 
 
-async def measure_watch(plural: str, method: str, objects: int) -> dict[str, float]:
+async def watch(plural: str, method: str, objects: int) -> dict[str, float]:
     observer = Observer(("nvidia.com/gpu",), lambda _: None)
     resource = PODS if plural == "pods" else RLJOBS
     cache: Cache[Any] = observer.pods if plural == "pods" else observer.jobs
-    client = ApiClient(await connect(), concurrency=1)
-    usage = Usage()
+    client, before, rss_bytes = ApiClient(await connect(), concurrency=1), time.process_time(), resident_bytes()
     own = method == "operator"
-    watch = Reflector(client, resource, cache).run() if own else watch_with_kopf(resource, cache, method)
-    watching = asyncio.create_task(watch)
+    watching = asyncio.create_task(
+        Reflector(client, resource, cache).run() if own else watch_with_kopf(resource, cache, method)
+    )
     while len(cache) < objects and not watching.done():
         await asyncio.sleep(0.2)
-    listed = usage.cpu_seconds()
+    listed = time.process_time()
     print("listed", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await asyncio.sleep(QUIET_SECONDS)
-    figures = {"list_cpu_seconds": listed, "changes_cpu_seconds": round(usage.cpu_seconds() - listed, 2)}
+    seconds = {"list_cpu_seconds": listed - before, "changes_cpu_seconds": time.process_time() - listed}
     watching.cancel()
     await client.close()
-    return figures | {"memory_growth_bytes": usage.memory_growth_bytes()}
+    return {name: round(value, 2) for name, value in seconds.items()} | {"growth_bytes": resident_bytes() - rss_bytes}
 
 
-class Usage:
-    """CPU time and memory of this process since the object was made."""
-
-    def __init__(self) -> None:
-        self._cpu_seconds = time.process_time()
-        self._rss_bytes = psutil.Process().memory_info().rss
-
-    def cpu_seconds(self) -> float:
-        return round(time.process_time() - self._cpu_seconds, 2)
-
-    def memory_growth_bytes(self) -> int:
-        return int(psutil.Process().memory_info().rss - self._rss_bytes)
+def resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 async def watch_with_kopf(resource: Resource, cache: Any, method: str) -> None:
@@ -158,12 +140,11 @@ class NoProgress(kopf.MultiProgressStorage):
         return essence
 
 
-async def measure_writes(_: str, method: str, objects: int) -> dict[str, float]:
-    connection = await connect()
+async def write(_: str, method: str, objects: int) -> dict[str, float]:
+    connection, slots = await connect(), asyncio.Semaphore(CONCURRENCY)
     connection.configuration.connection_pool_maxsize = CONCURRENCY
     own, package = ApiClient(connection, concurrency=CONCURRENCY), PackageClient(connection.configuration)
     headers = {"Content-Type": "application/merge-patch+json", "Accept": "application/json"}
-    slots, usage = asyncio.Semaphore(CONCURRENCY), Usage()
 
     async def patch(name: str, value: int) -> None:
         body = {"metadata": {"annotations": {"round": f"{method} {value}"}}}
@@ -175,11 +156,11 @@ async def measure_writes(_: str, method: str, objects: int) -> dict[str, float]:
                 request = await package.param_serialize("PATCH", path, None, None, headers, body, auth_settings=auth)
                 json.loads(await (await package.call_api(*request)).read())
 
+    before = time.process_time()
     for value in range(2):
         await asyncio.gather(*(patch(f"job-{number}", value) for number in range(objects)))
-    figures = {"writes": 2 * objects, "cpu_seconds": usage.cpu_seconds()}
     await asyncio.gather(own.close(), package.close())
-    return figures | {"memory_growth_bytes": usage.memory_growth_bytes()}
+    return {"writes": 2 * objects, "cpu_seconds": round(time.process_time() - before, 2)}
 
 
 if __name__ == "__main__":
