@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError
-from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
+from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Object, Resource
 from rljob_operator.metrics import REGISTRY, WATCH_AGE_SECONDS
 
 
@@ -184,24 +184,19 @@ class TokenCheck:
                 known.popitem(last=False)
 
     async def _ask(self, token: str) -> int:
-        review = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": TOKEN_REVIEWS.kind, "spec": {"token": token}}
-        status = (await self._client.create(TOKEN_REVIEWS, review)).get("status") or {}
-        if not status.get("authenticated"):
+        found = await self._review(TOKEN_REVIEWS, {"token": token})
+        if not found.get("authenticated"):
             return 401
-        user = status.get("user") or {}
-        access = {
-            "apiVersion": SUBJECT_ACCESS_REVIEWS.api_version,
-            "kind": SUBJECT_ACCESS_REVIEWS.kind,
-            "spec": {
-                "user": user.get("username"),
-                "uid": user.get("uid"),
-                "groups": user.get("groups"),
-                "extra": user.get("extra"),
-                "nonResourceAttributes": {"path": _PATH, "verb": "get"},
-            },
-        }
-        status = (await self._client.create(SUBJECT_ACCESS_REVIEWS, access)).get("status") or {}
-        return 200 if status.get("allowed") else 403
+        user = found.get("user") or {}
+        caller = {"user": user.get("username")} | {name: user.get(name) for name in ("uid", "groups", "extra")}
+        access = {"nonResourceAttributes": {"path": _PATH, "verb": "get"}}
+        found = await self._review(SUBJECT_ACCESS_REVIEWS, caller | access)
+        return 200 if found.get("allowed") else 403
+
+    async def _review(self, resource: Resource, spec: Object) -> Object:
+        """Create the review and return its status."""
+        review = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
+        return (await self._client.create(resource, review)).get("status") or {}
 
 
 def metrics_app(may_read: MayRead | None) -> web.Application:
