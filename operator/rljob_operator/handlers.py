@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import socket
 import uuid
@@ -80,13 +79,12 @@ def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
 async def start(memo: Replica, settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # kopf reads the API groups once, and watches nothing
     settings.networking.error_backoffs = repeat(10.0)
-    logging.getLogger("kopf.activities").setLevel(logging.ERROR)  # a signal interrupts `log_in` of a standby replica
     memo.start()
 
 
 @kopf.on.login()
 async def log_in(memo: Replica, **_: Any) -> kopf.ConnectionInfo:
-    """Credentials of kopf's own requests, which wait until this replica leads."""
+    """Credentials of kopf's own requests, which wait until the API server has answered."""
     return await memo.credentials()
 
 
@@ -106,7 +104,7 @@ class Replica:
         self._settings = settings
         self._reconcile = reconcile
         self._health = Health(settings.stale_watch_seconds)
-        self._leads = asyncio.Event()
+        self._connected = asyncio.Event()
         self._leader: Leader | None = None
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -137,6 +135,7 @@ class Replica:
             lease_client = _impatient_client(stack, connection)
             await self._serve(stack, connection)
             await wait_for_crds(lease_client)
+            self._connected.set()
             settings = await _completed(self._settings, connection, lease_client)
             election = None
             if settings.leader_election:
@@ -149,7 +148,6 @@ class Replica:
                 await election.acquire(self._health.standing_by)
                 stack.push_async_callback(election.release)
             self._leader = Leader(settings, connection, election, self._health, self._reconcile)
-            self._leads.set()
             await self._leader.run()
 
     async def _serve(self, stack: AsyncExitStack, connection: Connection) -> None:
@@ -170,8 +168,8 @@ class Replica:
         await stack.enter_async_context(serve(metrics_app(may_read), settings.metrics_port, tls))
 
     async def credentials(self) -> kopf.ConnectionInfo:
-        """Return the credentials in kopf's form once this replica leads."""
-        await self._leads.wait()
+        """Return the credentials in kopf's form once the API server has answered."""
+        await self._connected.wait()
         assert self._connection is not None
         configuration = self._connection.configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").strip().partition(" ")
