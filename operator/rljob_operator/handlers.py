@@ -242,7 +242,10 @@ class Leader:
         self._recorder = EventRecorder(self._event_client, instance=socket.gethostname())
         self._node_labels = NodeLabels(self._client)
         self._executor = Executor(self._client, self._recorder, self._observer.saw)
-        self._unfinished = _unfinished_reconciles(election)
+        self._unfinished = UnfinishedReconciles()
+        if election:  # the process that led before has recorded its own in the Lease
+            recorded, record = election.annotation(ANNOTATION), partial(election.annotate, ANNOTATION)
+            self._unfinished = UnfinishedReconciles(recorded, record)
         self._loop = ReconcileLoop(settings, self._queue, self._observer, self._executor, reconcile, self._unfinished)
         self._api_groups_read, self._api_groups_outdated = asyncio.Event(), asyncio.Event()
         self._observer.api_groups_outdated = self._api_groups_outdated.set
@@ -250,7 +253,7 @@ class Leader:
     async def run(self) -> None:
         """Lead until `stopping` is set. Raises the error that stopped it."""
         LEADER.set(1)
-        reconciling = asyncio.create_task(self._reconcile())
+        reconciling = asyncio.create_task(self._reconcile_jobs())
         tasks = [reconciling, *map(asyncio.create_task, self._background())]
         for task in tasks:
             task.add_done_callback(_exit_if_leadership_is_lost)
@@ -286,7 +289,7 @@ class Leader:
         self._health.watching(watches)
         return [*work, *(watch.run() for watch in watches)]
 
-    async def _reconcile(self) -> None:
+    async def _reconcile_jobs(self) -> None:
         """Reconcile jobs once the caches are filled, until the queue is closed."""
         self._health.ready = False
         for watch in self._watches:
@@ -337,13 +340,6 @@ class Leader:
     def _check_node(self, fact: NodeFact) -> None:
         if self._settings.label_nodes:
             self._node_labels.check(fact.node.name, has_gpus=fact.node.gpus > 0, labelled=fact.labelled)
-
-
-def _unfinished_reconciles(election: LeaderElection | None) -> UnfinishedReconciles:
-    """Those of the process that led before, as the Lease has them."""
-    if election is None:
-        return UnfinishedReconciles()
-    return UnfinishedReconciles(election.annotation(ANNOTATION), partial(election.annotate, ANNOTATION))
 
 
 def _exit_if_leadership_is_lost(task: asyncio.Task[None]) -> None:

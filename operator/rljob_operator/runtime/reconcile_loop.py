@@ -223,23 +223,18 @@ _LONGEST_WAIT_SECONDS = 600.0
 _MAX_JOBS = 100
 """Jobs in the annotation. All annotations of an object have at most 256 KiB."""
 
-Record = Callable[[str], Awaitable[None]]
-"""Stores the text, where the next process finds it."""
-
-
-async def _no_record(_: str) -> None:
-    pass
-
 
 class UnfinishedReconciles:
-    """The record, and the times until which its jobs wait. Without leader election there is none."""
+    """The record, and the times until which its jobs wait."""
 
-    def __init__(self, recorded: str = "", record: Record = _no_record) -> None:
-        """`recorded`: the text of the process before; one of another form counts as empty."""
+    def __init__(self, recorded: str = "", record: Callable[[str], Awaitable[None]] | None = None) -> None:
+        """`recorded`: the text of the process before; one of another form counts as empty.
+
+        `record` stores the text for the next process; None without leader election.
+        """
         self._record = record
         self._deaths = _parsed(recorded)
-        now = time.monotonic()
-        self._due = {key: now + wait_seconds(deaths) for key, deaths in self._deaths.items()}
+        self._started_at = time.monotonic()
         self._running: set[Key] = set()
         """Jobs with a recorded reconcile that runs now."""
 
@@ -249,7 +244,8 @@ class UnfinishedReconciles:
 
     def seconds_left(self, key: Key) -> float:
         """Time until the job may be reconciled again."""
-        return max(0.0, self._due.get(key, 0.0) - time.monotonic())
+        deaths = self.deaths(key)
+        return max(0.0, self._started_at + wait_seconds(deaths) - time.monotonic()) if deaths else 0.0
 
     async def begin(self, key: Key) -> None:
         """Record that the job is being reconciled. Called at once for a job of the record, later for all others."""
@@ -262,7 +258,6 @@ class UnfinishedReconciles:
         if key in self._running or key in self._deaths:
             self._running.discard(key)
             self._deaths.pop(key, None)
-            self._due.pop(key, None)
             await self._write()
 
     async def keep_only(self, jobs: Container[Key]) -> None:
@@ -271,6 +266,8 @@ class UnfinishedReconciles:
             await self.end(key)
 
     async def _write(self) -> None:
+        if self._record is None:
+            return
         counts = {key: self._deaths.get(key, 0) + (key in self._running) for key in {*self._deaths, *self._running}}
         await self._record(json.dumps({"/".join(key): count for key, count in sorted(counts.items())}))
 
