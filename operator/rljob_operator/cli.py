@@ -106,10 +106,7 @@ def _run(settings: OperatorSettings) -> int:
 # --- Logs ---
 
 
-LogFormat = Literal["json", "text"]
-
-
-def set_up_logs(log_format: LogFormat, level: str) -> None:
+def set_up_logs(log_format: Literal["json", "text"], level: str) -> None:
     """Log to stderr: the operator from `level` on, libraries from WARNING on."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -123,27 +120,19 @@ def set_up_logs(log_format: LogFormat, level: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    as_json: list[structlog.typing.Processor] = [
-        structlog.processors.format_exc_info,
-        structlog.processors.EventRenamer("message"),
-        structlog.processors.JSONRenderer(default=str),
-    ]
-    as_text: list[structlog.typing.Processor] = [
+    renderers: list[structlog.typing.Processor] = [
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)
     ]
+    if log_format == "json":
+        renderers = [
+            structlog.processors.format_exc_info,
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(as_json if log_format == "json" else as_text),
-            ],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("rljob_operator").setLevel(level.upper())
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
@@ -16,6 +20,7 @@ from rljob_operator.handlers import Replica
 from rljob_operator.kube.client import Connection
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.settings import OperatorSettings
+from rljob_testing.patience import PATIENCE_SECONDS
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
 
@@ -65,3 +70,19 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
     assert first != ""
     assert last == ""
     assert answers == [200, 401], "probes without TLS, metrics over TLS for callers with a token"
+
+
+def test_a_replica_without_a_cluster_ends_with_exit_code_1(tmp_path: Path) -> None:
+    options = ["--trainer-image", "trainer:1", "--trainer-torch-version", "2.8.0"]
+    probes_port, metrics_port = map(str, free_ports(2))
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob_operator.cli", "run", *options]
+        + ["--probes-port", probes_port, "--metrics-port", metrics_port],
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "nothing")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "set KUBECONFIG" in done.stderr
