@@ -70,7 +70,7 @@ def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
     If leadership is lost, the process exits at once with code 3, because another replica may already lead.
     """
     gc.set_threshold(*_COLLECT_AFTER)
-    replica = Replica(settings, reconcile)
+    replica = Replica(settings, asyncio.run(connect()), reconcile)
     kopf.run(memo=replica, stop_flag=replica.ended, standalone=True, clusterwide=True)
     replica.raise_error()
 
@@ -99,14 +99,14 @@ async def stop(memo: Replica, **_: Any) -> None:
 class Replica:
     """One process: serves probes and metrics, waits for the CRDs and for leadership, and leads until it is stopped."""
 
-    def __init__(self, settings: OperatorSettings, reconcile: Reconcile) -> None:
+    def __init__(self, settings: OperatorSettings, connection: Connection, reconcile: Reconcile) -> None:
         self.ended = asyncio.Event()
         self._settings = settings
+        self._connection = connection
         self._reconcile = reconcile
         self._health = Health(settings.stale_watch_seconds)
-        self._connected = asyncio.Event()
+        self._answered = asyncio.Event()
         self._leader: Leader | None = None
-        self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -131,12 +131,11 @@ class Replica:
 
     async def run(self) -> None:
         async with AsyncExitStack() as stack:
-            connection = self._connection = await connect()
-            lease_client = _impatient_client(stack, connection)
-            await self._serve(stack, connection)
+            lease_client = _impatient_client(stack, self._connection)
+            await self._serve(stack)
             await wait_for_crds(lease_client)
-            self._connected.set()
-            settings = await _completed(self._settings, connection, lease_client)
+            self._answered.set()
+            settings = await _completed(self._settings, self._connection, lease_client)
             election = None
             if settings.leader_election:
                 election = LeaderElection(
@@ -147,10 +146,10 @@ class Replica:
                 )
                 await election.acquire(self._health.standing_by)
                 stack.push_async_callback(election.release)
-            self._leader = Leader(settings, connection, election, self._health, self._reconcile)
+            self._leader = Leader(settings, self._connection, election, self._health, self._reconcile)
             await self._leader.run()
 
-    async def _serve(self, stack: AsyncExitStack, connection: Connection) -> None:
+    async def _serve(self, stack: AsyncExitStack) -> None:
         """Serve probes and metrics until the stack is left."""
         settings = self._settings
         await stack.enter_async_context(serve(probes_app(self._health), settings.probes_port))
@@ -159,7 +158,7 @@ class Replica:
         may_read, tls = None, None
         if settings.metrics_auth:
             # Another client than the Lease's: callers without any right cause these requests.
-            may_read = TokenCheck(_impatient_client(stack, connection))
+            may_read = TokenCheck(_impatient_client(stack, self._connection))
         if settings.metrics_tls:
             directory = Path(settings.metrics_certificate) if settings.metrics_certificate else None
             certificate = await asyncio.to_thread(Certificate, directory)
@@ -169,8 +168,7 @@ class Replica:
 
     async def credentials(self) -> kopf.ConnectionInfo:
         """Return the credentials in kopf's form once the API server has answered."""
-        await self._connected.wait()
-        assert self._connection is not None
+        await self._answered.wait()
         configuration = self._connection.configuration
         scheme, _, token = (await configuration.get_api_key_with_prefix("BearerToken") or "").strip().partition(" ")
         return kopf.ConnectionInfo(

@@ -17,7 +17,6 @@ import pytest
 from rljob_api.metadata import GROUP
 from rljob_operator import handlers
 from rljob_operator.handlers import Replica
-from rljob_operator.kube.client import Connection
 from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.patience import PATIENCE_SECONDS
@@ -56,13 +55,8 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
             metrics_port=metrics_port,
             probes_port=probes_port,
         )
-
-        async def connect() -> Connection:
-            return serving.connection
-
-        monkeypatch.setattr(handlers, "connect", connect)
         with pytest.raises(asyncio.CancelledError):
-            await Replica(settings, reconcile).run()
+            await Replica(settings, serving.connection, reconcile).run()
 
     monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted))
     server = play(story, no_leader_yet)
@@ -74,10 +68,8 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
 
 def test_a_replica_without_a_cluster_ends_with_exit_code_1(tmp_path: Path) -> None:
     options = ["--trainer-image", "trainer:1", "--trainer-torch-version", "2.8.0"]
-    probes_port, metrics_port = map(str, free_ports(2))
     done = subprocess.run(
-        [sys.executable, "-m", "rljob_operator.cli", "run", *options]
-        + ["--probes-port", probes_port, "--metrics-port", metrics_port],
+        [sys.executable, "-m", "rljob_operator.cli", "run", *options],
         env={**os.environ, "KUBECONFIG": str(tmp_path / "nothing")},
         capture_output=True,
         text=True,
