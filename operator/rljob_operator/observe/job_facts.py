@@ -20,7 +20,7 @@ from rljob_api.metadata import Metadata
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import StepReportStatus
 from rljob_operator import labels
-from rljob_operator.kube.client import MAX_LEVELS, NESTED_TOO_DEEPLY
+from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.pod_facts import moment
