@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from rljob_operator.options import options, options_table
-from rljob_operator.settings import OperatorSettings
+from rljob_operator.options import OperatorOption, options
+from rljob_operator.settings import Group, OperatorSettings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "charts" / "rljob-operator"
@@ -117,7 +117,25 @@ def operator_page() -> str:
     page = (REPOSITORY / "docs" / "operator.md").read_text(encoding="utf-8")
     before, begin, rest = page.partition("<!-- from operator/rljob_operator/settings.py -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
-    return f"{before}{begin}{options_table()}{end}{after}"
+    return f"{before}{begin}{_options_table()}{end}{after}"
+
+
+def _options_table() -> str:
+    """Markdown table of all options, by group."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for group in Group:
+        lines.append(f"| **{group}** | | |")
+        for option in options():
+            if option.group is group:
+                default = "required" if option.required else f"`{option.default}`" if option.default else ""
+                lines.append(f"| `{option.flag}` | {default} | {option.description}{_hint(option)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _hint(option: OperatorOption) -> str:
+    values = f" One of {', '.join(f'`{choice}`' for choice in option.choices)}." if option.choices else ""
+    repeatable = f" Takes `{option.metavar}`." if option.metavar == "NAME=VALUE" else ""
+    return values + repeatable + (" Repeatable." if option.is_repeatable else "")
 
 
 def values_page(schema: Schema) -> str:

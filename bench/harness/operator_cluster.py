@@ -26,11 +26,14 @@ from rljob_testing.operator.operator_process import OperatorProcess, write_kubec
 from rljob_testing.repository import ROOT
 
 NAMESPACE = "bench"
+JOBS_PER_NAMESPACE = 1000
+"""Kubernetes is tested with up to 3,000 pods in a namespace."""
 OPERATOR_NAMESPACE = "rljob-system"
 CLIENTS = 8
 KWOK_MODULE = "sigs.k8s.io/kwok@v0.8.0"
 _LOOK_SECONDS = 5.0
-"""Each poll lists all objects; it is rare so that it does not affect the measurement."""
+"""Time between polls, of a thousand objects. Each poll lists all objects; it is rare so that it does not affect the
+measurement."""
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 _QUESTIONS = ("leases", "tokenreviews", "subjectaccessreviews")
 
@@ -54,7 +57,8 @@ def kubectl(plane: ControlPlane, *arguments: str) -> None:
 
 def installed_operator(plane: ControlPlane, base_port: int) -> OperatorProcess:
     """An operator with the permissions of the chart and the settings of an installation, not started."""
-    token = install(ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
+    api, helm = ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm")
+    token = install(api, helm, OPERATOR_NAMESPACE, claim_jobs=True)
     kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", plane.url, token, plane.ca)
     settings = {
         "trainer_image": "localhost/rljob/trainer",
@@ -102,14 +106,22 @@ def in_parallel(work: Callable[[Any], object], items: Iterable[Any]) -> None:
         list(pool.map(work, items))
 
 
+def namespace_of(number: int) -> str:
+    """Return the namespace of the job of this number."""
+    return f"{NAMESPACE}-{number // JOBS_PER_NAMESPACE}" if number >= JOBS_PER_NAMESPACE else NAMESPACE
+
+
 def start_all(api: ApiClient, resource: str, manifests: Iterable[Object], condition: str) -> dict[str, Any]:
     """Create jobs at once; seconds until all are created, have their pods, and have the condition."""
-    wanted, began = list(manifests), time.time()
-    in_parallel(lambda manifest: api.create(resource, manifest, NAMESPACE), wanted)
+    wanted = list(manifests)
+    for name in {namespace_of(number) for number in range(len(wanted))} - {NAMESPACE}:
+        api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    began = time.time()
+    in_parallel(lambda numbered: api.create(resource, numbered[1], namespace_of(numbered[0])), enumerate(wanted))
     submitted = time.time() - began
     there = wait_until_all(api, len(wanted), condition, resource)
     ready = [seconds_after(began, transition(found, condition)) for found in there]
-    pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods", NAMESPACE)]
+    pods = [seconds_after(began, pod["metadata"]["creationTimestamp"]) for pod in api.list("pods")]
     return {
         "jobs": len(wanted),
         "submitted_seconds": submitted,
@@ -123,13 +135,13 @@ def wait_until_all(api: ApiClient, count: int, condition: str, resource: str = "
     """The objects, once the condition is true for `count` of them. Raises TimeoutError after an hour."""
     give_up_at = time.monotonic() + 3600.0
     while True:
-        there = [found for found in api.list(resource, NAMESPACE) if transition(found, condition)]
+        there = [found for found in api.list(resource) if transition(found, condition)]
         print(f"{condition}: {len(there)}/{count}", flush=True)
         if len(there) == count:
             return there
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"expected {count} {resource} with {condition} after an hour, found {len(there)}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS * max(1.0, count / 1000))
 
 
 def transition(obj: Object, condition: str) -> str:

@@ -21,7 +21,6 @@ import httpx
 import psutil
 
 from bench.harness.operator_cluster import (
-    NAMESPACE,
     control_plane,
     counted,
     kubectl,
@@ -136,7 +135,7 @@ def ray_cluster(name: str) -> Object:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name},
         "spec": {
             "rayVersion": "2.52.0",
             "headGroupSpec": {"rayStartParams": {}, "template": template("ray-head", "500m", "2Gi")},

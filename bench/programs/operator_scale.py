@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 from bench.harness.operator_cluster import (
-    NAMESPACE,
     control_plane,
     in_parallel,
     installed_operator,
     kwok,
     make_nodes,
+    namespace_of,
     operator_requests,
     processes,
     seconds_after,
@@ -62,7 +62,7 @@ def measure(jobs: int, nodes: int) -> dict[str, Any]:
             running_cpu_seconds = operator.cpu_seconds()
 
             ended = time.time()
-            in_parallel(lambda name: end(api, name), [f"job-{number}" for number in range(jobs)])
+            in_parallel(lambda number: end(api, number), range(jobs))
             complete = wait_until_all(api, jobs, "Complete")
             in_all = operator_requests(operator)
         operator.stop()
@@ -85,9 +85,9 @@ def small_job(name: str) -> Object:
     return manifests.job(name, policy={"gpusPerReplica": 0}, checkpoint={"volume": volume})
 
 
-def end(api: ApiClient, name: str) -> None:
+def end(api: ApiClient, number: int) -> None:
     """Last acts of a job's controller: its report and its termination message."""
-    job = WatchedJob(api, SimulatedKubelet(api), NAMESPACE, name)
+    job = WatchedJob(api, SimulatedKubelet(api), namespace_of(number), f"job-{number}")
     job.report(step=10)
     job.end_controller(ExitCode.COMPLETE, step=10)
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from structlog.dev import plain_traceback
 
-from rljob_operator.options import ENVIRONMENT_PREFIX, Option, options
+from rljob_operator.options import ENVIRONMENT_PREFIX, OperatorOption, options
 from rljob_operator.settings import Group, OperatorSettings
 
 _DESCRIPTION = f"""Reconcile the RLJobs of a cluster until SIGTERM.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(settings)
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add(group: argparse._ArgumentGroup, option: OperatorOption) -> None:
     default = " Required." if option.required else f" Default: {option.default}." if option.default else ""
     repeatable = " Repeatable." if option.is_repeatable else ""
     description = option.description.replace("`", "").replace("%", "%%") + repeatable + default
@@ -89,14 +89,14 @@ def _explanation(error: ValidationError) -> str:
 
 def _run(settings: OperatorSettings) -> int:
     """The exit code of a replica with these settings, once it has stopped."""
+    from rljob_operator.handlers import run_operator
     from rljob_operator.reconcile.reconcile import reconcile
-    from rljob_operator.runtime.replica import run_replica
 
     set_up_logs(settings.log_format, settings.log_level)
     log = structlog.get_logger("rljob_operator")
     log.info("starting", trainer_image=settings.trainer_image, namespaces=settings.namespaces or "all")
     try:
-        run_replica(settings, reconcile)
+        run_operator(settings, reconcile)
     except Exception as error:
         log.exception("the operator cannot continue", error=str(error))
         return 1
@@ -106,10 +106,7 @@ def _run(settings: OperatorSettings) -> int:
 # --- Logs ---
 
 
-LogFormat = Literal["json", "text"]
-
-
-def set_up_logs(log_format: LogFormat, level: str) -> None:
+def set_up_logs(log_format: Literal["json", "text"], level: str) -> None:
     """Log to stderr: the operator from `level` on, libraries from WARNING on."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -123,27 +120,19 @@ def set_up_logs(log_format: LogFormat, level: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    as_json: list[structlog.typing.Processor] = [
-        structlog.processors.format_exc_info,
-        structlog.processors.EventRenamer("message"),
-        structlog.processors.JSONRenderer(default=str),
-    ]
-    as_text: list[structlog.typing.Processor] = [
+    renderers: list[structlog.typing.Processor] = [
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain_traceback)
     ]
+    if log_format == "json":
+        renderers = [
+            structlog.processors.format_exc_info,
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(as_json if log_format == "json" else as_text),
-            ],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("rljob_operator").setLevel(level.upper())
 
 

@@ -8,9 +8,14 @@ from rljob_api.status import Role
 SHARED_ACCOUNT = "rljob-controllers"
 """ServiceAccount of the controllers of a namespace; also its Role and RoleBinding. The chart's policy names it too."""
 
+CONTROLLER_SERVICE = "rljob-controllers"
+RENDEZVOUS_SERVICE = "rljob-rendezvous"
+"""Headless Services of a namespace: of the controllers, and of the first pods of other trainers. A pod's address is its
+name, followed by that of the Service."""
+
 
 def controller_pod_name(job: str) -> str:
-    """Return the name of the controller pod, and of the headless Service in front of it, the address of Ray's head."""
+    """Return the name of the pod with the controller and Ray's head."""
     return f"{job}-controller"
 
 

@@ -14,8 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.connection import connect
+from rljob_operator.kube.client import ApiClient, connect
 from rljob_operator.kube.errors import ApiError, Conflict, NotFound
 from rljob_operator.kube.resources import RLJOBS, Object
 from rljob_operator.labels import FINALIZER, OPERATOR
@@ -70,7 +69,7 @@ async def _remove_from(client: ApiClient, job: Object) -> None:
 
 
 async def _run(namespaces: Sequence[str], installation: str) -> int:
-    client = ApiClient(connect(), concurrency=_CONCURRENCY)
+    client = ApiClient(await connect(), concurrency=_CONCURRENCY)
     try:
         return await remove_finalizers(client, namespaces, installation)
     finally:

@@ -21,6 +21,7 @@ from rljob_operator.reconcile.observed import ObservedJob
 
 _log = structlog.get_logger(__name__)
 
+Name = TypeVar("Name")
 Value = TypeVar("Value")
 
 REPORTING_CONTROLLER = "rljob.dev/operator"
@@ -148,7 +149,7 @@ class EventRecorder:
         }
 
 
-def remembered(known: OrderedDict[str, Value], key: str, fresh: Value, at_most: int = _MAX_SERIES_KNOWN) -> Value:
+def remembered(known: OrderedDict[Name, Value], key: Name, fresh: Value, at_most: int = _MAX_SERIES_KNOWN) -> Value:
     """The value of `key`, `fresh` if it has none. Drops the value that was used longest ago, beyond `at_most`."""
     value = known.setdefault(key, fresh)
     known.move_to_end(key)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import structlog
-
 from rljob_api.bounds import within_bounds
 from rljob_api.conditions import ConditionType
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
-from rljob_operator.apply.event_recorder import EventRecorder, remembered
+from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.object_writer import LARGEST_WAVE, ObjectWriter, in_waves
 from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
@@ -25,10 +22,6 @@ from rljob_operator.kube.resources import PODS, RLJOBS, STEP_REPORTS, WORKLOADS,
 from rljob_operator.kube.watch import Key
 from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import ObservedJob
-
-_log = structlog.get_logger(__name__)
-
-_OPERATORS_REMEMBERED = 1024
 
 
 class JobGone(Exception):
@@ -45,8 +38,6 @@ class Executor:
         self._recorder = recorder
         self._saw = saw
         self._objects = ObjectWriter(client, saw)
-        self._others: OrderedDict[str, None] = OrderedDict()
-        """Other installations of the operator that were logged."""
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
 
     def forget(self, job: Key) -> None:
@@ -61,15 +52,11 @@ class Executor:
         the errors of `kube.errors`.
         """
         version = job.resource_version
-        if desired.left_to is not None:
-            if desired.left_to not in self._others:
-                _log.warning("jobs of another operator", operator=desired.left_to, job=job.name)
-            remembered(self._others, desired.left_to, None, _OPERATORS_REMEMBERED)
         claimed = {} if desired.claim is None else {"annotations": {labels.OPERATOR: desired.claim}}
         added = {"finalizers": [*job.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
         if claimed or added:
             version = await self._patch_metadata(job, version, {**claimed, **added})
-        refusal = await self._objects.make_objects_or_refusal(desired, job)
+        refusal = await self._objects.make(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
             await self.delete_workload(workload, job.namespace)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -42,16 +44,28 @@ from rljob_operator.reconcile.observed import ObservedJob
 _log = structlog.get_logger(__name__)
 
 _JOBS_REMEMBERED = 1024
+_SHARED_KNOWN_SECONDS = 60.0
+"""Time after which the objects that jobs share are applied again for the next one: somebody may have deleted them."""
 
 
 @dataclass(slots=True)
 class _Made:
     """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
 
-    uid: str
-    attempt: str | None
+    job_uid: str = ""
+    attempt: str = ""
     digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uids: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _MadeForNamespace(_Made):
+    """Objects applied for all jobs of one namespace."""
+
+    applied_at: float = -math.inf
+    """Time on the monotonic clock."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are applied: the other jobs of the namespace would apply them too."""
 
 
 class ObjectWriter:
@@ -61,8 +75,7 @@ class ObjectWriter:
         self._client = client
         self._saw = saw
         self._made: OrderedDict[Key, _Made] = OrderedDict()
-        self._shared: OrderedDict[str, _Made] = OrderedDict()
-        """Objects that all jobs of a namespace use, by namespace."""
+        self._shared: OrderedDict[str, _MadeForNamespace] = OrderedDict()
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
@@ -70,12 +83,13 @@ class ObjectWriter:
 
     async def verify(self, manifests: Sequence[Manifest]) -> None:
         """Create those objects again that were deleted."""
-        await in_waves([partial(self._create_gone, them) for them in _in_turn(manifests)], LARGEST_WAVE)
+        for stage in _stages(manifests):
+            await in_waves([partial(self._create_if_gone, manifest) for manifest in stage], LARGEST_WAVE)
 
-    async def make_objects_or_refusal(self, desired: Desired, job: ObservedJob) -> Exception | None:
-        """Apply and create objects. Returns a refusal that the decision knew of: the rest is executed."""
+    async def make(self, desired: Desired, job: ObservedJob) -> Exception | None:
+        """Apply and create the objects and pods. Returns a refusal that the decision knew of; raises others."""
         try:
-            await self._make_objects(desired, job)
+            await self._make(desired, job)
         except (Forbidden, Invalid, NotFound, WebhookFailed, MissingObject, ForeignObject, LeftBehind) as error:
             known = (
                 job.refused or job.namespace_terminating or job.missing_object or job.foreign_object or job.left_behind
@@ -85,7 +99,7 @@ class ObjectWriter:
             return error
         return None
 
-    async def _make_objects(self, desired: Desired, job: ObservedJob) -> None:
+    async def _make(self, desired: Desired, job: ObservedJob) -> None:
         if not (desired.apply or desired.create):
             return
         made = self._made_for(job, desired)
@@ -94,11 +108,15 @@ class ObjectWriter:
             if key not in made.digests:
                 await self._require(required)
                 made.digests[key] = b""
-        pods = [manifest for manifest in desired.create if _is_pod(manifest)]
-        others = [manifest for manifest in desired.create if not _is_pod(manifest)]
-        applies = [partial(self._apply_in_turn, manifests, job, made) for manifests in _in_turn(desired.apply)]
-        await in_waves(applies + [partial(self._create_once, manifest, job, made) for manifest in others], LARGEST_WAVE)
+        own, bindings = _stages([manifest for manifest in desired.apply if not is_shared(manifest)])
+        shared = [manifest for manifest in desired.apply if is_shared(manifest)]
+        created = [manifest for manifest in desired.create if not _is_pod(manifest)]
+        writes: list[Write] = [partial(self._apply_once, manifest, job, made) for manifest in own]
+        writes += [partial(self._create_once, manifest, job, made) for manifest in created]
+        await in_waves([partial(self._apply_shared, shared, job), *writes], LARGEST_WAVE)
+        await in_waves([partial(self._apply_once, manifest, job, made) for manifest in bindings])
         try:
+            pods = [manifest for manifest in desired.create if _is_pod(manifest)]
             await in_waves([partial(self._create_pod, manifest, job) for manifest in pods])
         except Forbidden as error:
             if f'serviceaccount "{SHARED_ACCOUNT}" not found' in error.message:
@@ -108,16 +126,14 @@ class ObjectWriter:
     def _made_for(self, job: ObservedJob, desired: Desired) -> _Made:
         """Records of the current attempt. A new attempt keeps the uids alone."""
         key = (job.namespace, job.name)
-        known = self._made.get(key)
-        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), None)
-        if known is None or known.uid != job.uid:
-            known = self._made[key] = _Made(job.uid, attempt)
-        elif attempt not in (None, known.attempt):
-            known = self._made[key] = _Made(job.uid, attempt, uids=known.uids)
-        self._made.move_to_end(key)
-        if len(self._made) > _JOBS_REMEMBERED:
-            self._made.popitem(last=False)
-        return known
+        made = remembered(self._made, key, _Made(job.uid), _JOBS_REMEMBERED)
+        if made.job_uid != job.uid:
+            made = self._made[key] = _Made(job.uid)
+        attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), made.attempt)
+        if attempt != made.attempt:
+            made.attempt = attempt
+            made.digests.clear()
+        return made
 
     async def _require(self, required: RequiredObject) -> None:
         try:
@@ -127,14 +143,24 @@ class ObjectWriter:
         except NotFound as error:
             raise MissingObject(CONFIG_MAPS.kind, required) from error
 
-    async def _apply_in_turn(self, manifests: Sequence[Manifest], job: ObservedJob, made: _Made) -> None:
-        for manifest in manifests:
-            if is_shared(manifest):
-                made = remembered(self._shared, job.namespace, _Made(uid="", attempt=None), _JOBS_REMEMBERED)
-            key, digest = _key(manifest), _digest(manifest)
-            if made.digests.get(key) != digest:
-                made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
-                made.digests[key] = digest
+    async def _apply_shared(self, manifests: Sequence[Manifest], job: ObservedJob) -> None:
+        """Apply the objects that all jobs of the namespace use, for one job at a time."""
+        if not manifests:
+            return
+        made = remembered(self._shared, job.namespace, _MadeForNamespace(), _JOBS_REMEMBERED)
+        async with made.turn:
+            if time.monotonic() - made.applied_at > _SHARED_KNOWN_SECONDS:
+                made.digests.clear()
+                made.applied_at = time.monotonic()
+            for manifest in manifests:
+                await self._apply_once(manifest, job, made)
+
+    async def _apply_once(self, manifest: Manifest, job: ObservedJob, made: _Made) -> None:
+        """Apply the manifest, unless that was done already."""
+        key, digest = _key(manifest), _digest(manifest)
+        if made.digests.get(key) != digest:
+            made.uids[key] = await self._create_or_apply(manifest, job, made.uids.get(key))
+            made.digests[key] = digest
 
     async def _create_or_apply(self, manifest: Manifest, job: ObservedJob, uid: str | None) -> str:
         """Create the object, or apply the manifest to the one that the job has; returns its uid."""
@@ -159,10 +185,6 @@ class ObjectWriter:
                 await self._uid_if_owned(manifest, job)
         made.digests[_key(manifest)] = b""
 
-    async def _create_gone(self, manifests: Sequence[Manifest]) -> None:
-        for manifest in manifests:
-            await self._create_if_gone(manifest)
-
     async def _create_if_gone(self, manifest: Manifest) -> None:
         resource, (kind, name), namespace = resource_of(manifest), _key(manifest), manifest["metadata"]["namespace"]
         if kind != SECRETS.kind:  # which the operator may not read
@@ -182,25 +204,21 @@ class ObjectWriter:
         return require_shared(metadata, kind) if is_shared(manifest) else require_owned(metadata, kind, job)
 
     async def _create_pod(self, manifest: Manifest, job: ObservedJob) -> None:
-        self._saw(await self._created_pod(manifest, job))
-
-    async def _created_pod(self, manifest: Manifest, job: ObservedJob) -> Object:
-        """The pod of this name, created or found. Raises NameTaken if it is not the job's."""
+        """Create the pod if the job does not have it yet. Raises NameTaken if another pod has its name."""
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         try:
-            return await self._client.create(PODS, manifest, namespace)
+            pod = await self._client.create(PODS, manifest, namespace)
         except AlreadyExists:
-            pass
-        try:
-            pod = await self._client.get(PODS, name, namespace)
-        except NotFound as error:
-            raise Conflict(f"pod {name} was deleted in the meantime") from error
-        owners = pod["metadata"].get("ownerReferences") or ()
-        if any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
-            return pod
-        if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
-            raise LeftBehind(PODS.kind, name)
-        raise NameTaken(name)
+            try:
+                pod = await self._client.get(PODS, name, namespace)
+            except NotFound as error:
+                raise Conflict(f"pod {name} was deleted in the meantime") from error
+            owners = pod["metadata"].get("ownerReferences") or ()
+            if not any(owner["uid"] == job.uid and owner.get("controller") for owner in owners):
+                if "deletionTimestamp" in pod["metadata"] and any(belonged_to(owner, job) for owner in owners):
+                    raise LeftBehind(PODS.kind, name) from None
+                raise NameTaken(name) from None
+        self._saw(pod)
 
 
 class NameTaken(Exception):
@@ -225,14 +243,11 @@ def _is_pod(manifest: Manifest) -> bool:
     return bool(manifest["kind"] == PODS.kind)
 
 
-def _in_turn(manifests: Sequence[Manifest]) -> list[list[Manifest]]:
-    """Objects that can be written at the same time. The API server refuses a RoleBinding without its Role."""
+def _stages(manifests: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
+    """Objects that can be written at the same time, and those that follow them: the API server refuses a RoleBinding
+    whose Role does not exist."""
     bindings = [manifest for manifest in manifests if manifest["kind"] == "RoleBinding"]
-    return [
-        [manifest, *bindings] if manifest["kind"] == "Role" else [manifest]
-        for manifest in manifests
-        if manifest not in bindings
-    ]
+    return [manifest for manifest in manifests if manifest not in bindings], bindings
 
 
 def _attempt(manifest: Manifest) -> str:

@@ -26,7 +26,6 @@ from rljob_operator.diagnose.explanation import (
 from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError
-from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.resources import WORKLOAD_OWNERS, Object, Resource
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import DIAGNOSED_FAILURES, EVENTS_DROPPED
@@ -94,8 +93,6 @@ class LabelledPods:
             end, explanation = await self._waiting.get()
             try:
                 await self._report(end, explanation)
-            except LeadershipLost:
-                raise
             except ApiError as error:
                 EVENTS_DROPPED.inc()
                 _log.warning("event not recorded", pod=end.pod, namespace=end.namespace, error=error.message)

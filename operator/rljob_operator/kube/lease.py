@@ -1,4 +1,8 @@
-"""Leader election on a Lease, with the rules and times of client-go."""
+"""Leader election on a Lease, with the rules and times of client-go.
+
+`kubernetes.aio.leaderelection` (version 37) measures time with the wall clock, which may jump, and does not release the
+Lease. It has no guard before each write and no annotations.
+"""
 
 from __future__ import annotations
 

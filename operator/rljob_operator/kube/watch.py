@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import aiohttp
 import structlog
 
-from rljob_operator.kube.client import ApiClient, decode
+from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.decoding import decode
 from rljob_operator.kube.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from rljob_operator.kube.resources import Object, Resource
 

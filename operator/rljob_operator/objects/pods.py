@@ -20,7 +20,14 @@ from rljob_operator import labels, names
 from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, object_metadata, pod_labels
 from rljob_operator.objects.pod_layout import predicted_request
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
-from rljob_operator.objects.supporting_objects import RAY_PORT, RENDEZVOUS_PORT, TOKEN_KEY, account_name, service_host
+from rljob_operator.objects.supporting_objects import (
+    RAY_PORT,
+    RENDEZVOUS_PORT,
+    TOKEN_KEY,
+    account_name,
+    first_pod_host,
+    service_name,
+)
 
 Variables = list[dict[str, Any]]
 """The field `env` of a container."""
@@ -106,7 +113,7 @@ def _pod(attempt: JobAttempt, name: str, role: Role, container: dict[str, Any]) 
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": attempt.settings.termination_grace_seconds,
         "hostname": name,
-        "subdomain": names.controller_pod_name(attempt.name),
+        "subdomain": service_name(attempt),
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -202,7 +209,7 @@ def _job_variables(attempt: JobAttempt, role: Role) -> Variables:
 def _ray_variables(attempt: JobAttempt) -> Variables:
     token = {"secretKeyRef": {"name": names.ray_token_secret_name(attempt.name, attempt.uid), "key": TOKEN_KEY}}
     return [
-        {"name": "RLJOB_RAY_HEAD", "value": f"{service_host(attempt)}:{RAY_PORT}"},
+        {"name": "RLJOB_RAY_HEAD", "value": f"{first_pod_host(attempt)}:{RAY_PORT}"},
         *_literals({"RLJOB_RESTARTS_IN_PLACE": "1"} if attempt.restarts_in_place else {}),
         _from_label("RLJOB_PLAN_GENERATION", labels.PLAN_GENERATION),
         {"name": "RAY_AUTH_MODE", "value": "token"},
@@ -215,7 +222,7 @@ def _rendezvous_variables(attempt: JobAttempt, group: WorkerPods) -> Variables:
         {"name": "PET_NNODES", "value": str(group.replicas)},
         _from_label("PET_NODE_RANK", labels.INDEX),
         {"name": "PET_NPROC_PER_NODE", "value": str(max(group.gpus, 1))},
-        {"name": "PET_MASTER_ADDR", "value": service_host(attempt)},
+        {"name": "PET_MASTER_ADDR", "value": first_pod_host(attempt)},
         {"name": "PET_MASTER_PORT", "value": str(RENDEZVOUS_PORT)},
     ]
 

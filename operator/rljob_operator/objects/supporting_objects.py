@@ -45,7 +45,11 @@ def created_objects(attempt: JobAttempt, ray_token: str) -> list[Manifest]:
 
 
 def _service(attempt: JobAttempt) -> Manifest:
-    """The first pod. It has its address before it is ready, because the others must join it first."""
+    """Build the headless Service that gives the first pod of each job of the namespace an address, ready or not: the
+    others join it before it is ready.
+
+    One Service for each job would cost five writes: of the Service, and of its Endpoints and EndpointSlice, twice each.
+    """
     if attempt.own_trainer:
         first, port_name, port = {labels.ROLE: "controller"}, "ray", RAY_PORT
     else:
@@ -53,14 +57,23 @@ def _service(attempt: JobAttempt) -> Manifest:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {labels.JOB_UID: attempt.uid, **first},
+        "selector": {labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR, **first},
         "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
     }
-    return job_object(attempt, "v1", "Service", names.controller_pod_name(attempt.name), spec=spec)
+    metadata = shared_metadata(attempt, service_name(attempt))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def service_host(attempt: JobAttempt) -> str:
-    return f"{names.controller_pod_name(attempt.name)}.{attempt.namespace}.svc"
+def service_name(attempt: JobAttempt) -> str:
+    """Return the name of the headless Service that the first pod of the job belongs to."""
+    return names.CONTROLLER_SERVICE if attempt.own_trainer else names.RENDEZVOUS_SERVICE
+
+
+def first_pod_host(attempt: JobAttempt) -> str:
+    """Return the address of the pod that the others join: Ray's head, or the first worker of another trainer."""
+    name = attempt.name
+    pod = names.controller_pod_name(name) if attempt.own_trainer else names.worker_pod_name(name, "policy", 0)
+    return f"{pod}.{service_name(attempt)}.{attempt.namespace}.svc"
 
 
 TOKEN_KEY = "token"

@@ -61,9 +61,9 @@ class Cache(Generic[Fact]):
         try:
             fact = self._reduce(obj)
         except Exception as error:
-            self._ignore(key, error)
+            self._note_unreadable(key, error)
             return
-        self._forget_unreadable(key)
+        self._note_unreadable(key, None)
         self._facts[key] = (version, fact)
         before = known[1] if known else None
         if fact != before:
@@ -90,23 +90,18 @@ class Cache(Generic[Fact]):
         self._deleted[key] = max(version, self._deleted.pop(key, 0))
         if len(self._deleted) > _DELETIONS_REMEMBERED:
             del self._deleted[next(iter(self._deleted))]
-        self._forget_unreadable(key)
+        self._note_unreadable(key, None)
         if known:
             del self._facts[key]
             self._changed(key, known[1], None)
 
-    # --- objects that cannot be reduced: the last fact of each, if any, stays ---
-
-    def _ignore(self, key: Key, error: Exception) -> None:
-        if key not in self._unreadable:
-            problem = f"{type(error).__name__}: {error}"
-            _log.error(
-                "object ignored: it cannot be read", resource=self._resource, object="/".join(key), error=problem
-            )
-        self._unreadable.add(key)
+    def _note_unreadable(self, key: Key, error: Exception | None) -> None:
+        """Count an object that cannot be read; its last fact, if any, stays. `error`: None if it can be read again or
+        is gone."""
+        if (error is not None) == (key in self._unreadable):
+            return
+        self._unreadable ^= {key}
         UNREADABLE_OBJECTS.labels(self._resource).set(len(self._unreadable))
-
-    def _forget_unreadable(self, key: Key) -> None:
-        if key in self._unreadable:
-            self._unreadable.discard(key)
-            UNREADABLE_OBJECTS.labels(self._resource).set(len(self._unreadable))
+        if error is not None:
+            problem = f"{type(error).__name__}: {error}"
+            _log.error("unreadable object ignored", resource=self._resource, object="/".join(key), error=problem)

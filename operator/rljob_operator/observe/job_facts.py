@@ -6,7 +6,7 @@ import json
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 from pydantic_core import to_json
@@ -20,10 +20,12 @@ from rljob_api.metadata import Metadata
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import StepReportStatus
 from rljob_operator import labels
-from rljob_operator.kube.client import MAX_LEVELS, NESTED_TOO_DEEPLY
+from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.pod_facts import moment
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 _MAX_PROBLEM = 1024
 _MAX_OPERATOR = 253 + 1 + 253
@@ -121,12 +123,12 @@ def parse_job(text: bytes) -> ParsedJob:
     if _PLACEHOLDER in text:
         return ParsedJob(None, _NESTED_TOO_DEEPLY, _parsed_status(json.loads(text).get("status")))
     try:
-        return ParsedJob(_parsed(text))
+        return ParsedJob(_parsed(RLJob, text))
     except pydantic.ValidationError:
         without_status: Object = json.loads(text)
         status = _parsed_status(without_status.pop("status", None))
     try:
-        return ParsedJob(_parsed(json.dumps(without_status)))
+        return ParsedJob(_parsed(RLJob, json.dumps(without_status)))
     except pydantic.ValidationError:
         return ParsedJob(None, _problem(without_status), status)
 
@@ -137,13 +139,13 @@ def raw_status(text: bytes) -> Object:
     return status
 
 
-def _parsed(text: bytes | str) -> RLJob:
-    return RLJob.model_validate_json(text, by_alias=True, by_name=False)
+def _parsed(model: type[Model], text: bytes | str) -> Model:
+    return model.model_validate_json(text, by_alias=True, by_name=False)
 
 
 def _parsed_status(status: Object | None) -> RLJobStatus | None:
     try:
-        return RLJobStatus.model_validate_json(json.dumps(status or {}), by_alias=True, by_name=False)
+        return _parsed(RLJobStatus, json.dumps(status or {}))
     except pydantic.ValidationError:
         return None
 
@@ -199,25 +201,22 @@ def parse_step_report(text: bytes) -> tuple[StepReportStatus | None, str | None]
     """The content, or the error in it. Content beyond the bounds of the API, which an older CRD has let through, is
     brought within them."""
     try:
-        return _parsed_report(text), None
+        return _parsed(StepReportStatus, text), None
     except pydantic.ValidationError:
         pass
     try:
-        return _parsed_report(to_json(within_bounds(json.loads(text), StepReportStatus))), None
+        return _parsed(StepReportStatus, to_json(within_bounds(json.loads(text), StepReportStatus))), None
     except pydantic.ValidationError as error:
         first: dict[str, Any] = dict(error.errors(include_url=False)[0])
         return None, f"{dotted(first['loc'])}: {first['msg']}"[:_MAX_REPORT_PROBLEM]
-
-
-def _parsed_report(text: bytes) -> StepReportStatus:
-    return StepReportStatus.model_validate_json(text, by_alias=True, by_name=False)
 
 
 # --- Compressed texts ---
 
 
 _LEVEL = 1
-"""Fastest: 60 µs and a third of the size for the 2 kB of an RLJob, a tenth for a StepReport of many ranks."""
+"""Fastest: 60 µs, and 1.6 instead of 4.2 kB for a running job, which is 25 MB for 10,000 jobs; a tenth of the size for
+a StepReport of many ranks."""
 
 
 def pack(text: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -54,17 +55,10 @@ def _unreachable_since(ready: Object) -> datetime | None:
 
 def _count(quantity: str | None) -> int:
     """Extended resources are whole numbers, which the API server may write as 1k or 1e3."""
-    try:
-        return quantity_bytes(quantity) if quantity else 0
-    except ValueError:
-        return _whole_number(quantity)
-
-
-def _whole_number(quantity: str | None) -> int:
-    try:
-        return int(Decimal(quantity or "0"))
-    except (ArithmeticError, ValueError):
-        return 0
+    for parse in (quantity_bytes, lambda text: int(Decimal(text))):
+        with suppress(ArithmeticError, ValueError):
+            return parse(quantity or "0")
+    return 0
 
 
 # --- Jobs that wait for nodes ---

@@ -260,18 +260,11 @@ class ApiRefusals:
     """Message about an object of a deleted job of the same name."""
     namespace_terminating: bool = False
     _taken_until: dict[str, float] = field(default_factory=dict)
-    _clock: Callable[[], float] = time.monotonic
 
     def name_taken(self, pod: str) -> None:
         """Record that a foreign pod has a name that the job needs."""
-        self._taken_until[pod] = self._clock() + _FOREIGN_POD_REMEMBERED_SECONDS
+        self._taken_until[pod] = time.monotonic() + _FOREIGN_POD_REMEMBERED_SECONDS
 
     def taken_names(self) -> tuple[str, ...]:
-        now = self._clock()
+        now = time.monotonic()
         return tuple(sorted(name for name, until in self._taken_until.items() if now < until))
-
-    def accepted(self) -> None:
-        """Clear the refusals: all objects of the job were created."""
-        self.refused = None
-        self.namespace_terminating = False
-        self._taken_until.clear()

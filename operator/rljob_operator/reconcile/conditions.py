@@ -20,7 +20,8 @@ from rljob_operator.reconcile.timers import overdue_step, start_problem
 from rljob_operator.reconcile.view import JobView, Stage, and_more, elapsed_seconds
 
 _SETTLING_SECONDS = 5.0
-"""Pods that start soon after being scheduled need one write only: Scheduled is set after this time."""
+"""Pods that are scheduled and start soon after their creation need one write only: the steps in between are reported
+after this time."""
 
 
 # --- Scheduled ---
@@ -29,18 +30,22 @@ _SETTLING_SECONDS = 5.0
 def set_scheduled(view: JobView, draft: StatusDraft) -> None:
     if view.holds(ConditionType.SCHEDULED):
         return
+    if settling_seconds_left(view) and not view.all_ready:
+        return
     if not _all_placed(view):
         draft.condition(ConditionType.SCHEDULED, False, *_why_not_placed(view))
-    elif view.all_ready or not settling_seconds_left(view):
+    else:
         draft.set(start_time=draft.status.start_time or view.now)
         draft.condition(ConditionType.SCHEDULED, True, *_placement(view))
 
 
 def settling_seconds_left(view: JobView) -> float | None:
-    """Return the seconds until Scheduled is set; None if it is set, or pods are not scheduled."""
-    if view.holds(ConditionType.SCHEDULED) or not _all_placed(view):
+    """Return the seconds until pods that were scheduled just now are reported; None if there are none, or if others
+    find no node."""
+    placed = [pod.placed_at for pod in view.pods if pod.node]
+    if view.holds(ConditionType.SCHEDULED) or not placed or any(pod.unschedulable for pod in view.pods):
         return None
-    since = max(pod.placed_at for pod in view.pods)
+    since = max(placed)
     return max(0.0, _SETTLING_SECONDS - elapsed_seconds(since, view.now)) or None
 
 
@@ -88,7 +93,7 @@ def set_running(view: JobView, draft: StatusDraft) -> None:
         draft.condition(ConditionType.RUNNING, True, *_progress(view, draft))
     elif problem := start_problem(view):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.POD_CANNOT_START, problem)
-    else:
+    elif not settling_seconds_left(view):
         draft.condition(ConditionType.RUNNING, False, ConditionReason.STARTING, _why_not_ready(view))
 
 

@@ -33,8 +33,6 @@ class Desired:
     can be killed between any two writes, and actions are never ahead of the status.
     """
 
-    left_to: str | None = None
-    """Other installation of the operator, which reconciles the job; logged once."""
     claim: str | None = None
     """Installation to write into the annotation of the job, before anything else: another one may have done so."""
     finalizer: bool | None = None

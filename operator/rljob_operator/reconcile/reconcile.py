@@ -68,7 +68,7 @@ def _left_to(other: str, own: str) -> Desired:
         f"uninstall one of them, or list different namespaces; if {other} is gone: kubectl annotate rljobs --all "
         f"--all-namespaces {labels.OPERATOR}-"
     )
-    return Desired(left_to=other, events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))
+    return Desired(events=(EventNote("Warning", EventReason.MANAGED_BY_ANOTHER_OPERATOR, message),))
 
 
 def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:

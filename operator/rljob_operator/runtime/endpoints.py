@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError
-from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
+from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Object, Resource
 from rljob_operator.metrics import REGISTRY, WATCH_AGE_SECONDS
 
 
@@ -64,30 +65,33 @@ class Health:
         If all watches are silent, the API server is away, and a new process would not reach it either: that is a
         reason only after a long time, in case that credentials or connections of this process are the cause.
         """
-        attended = [watched for watched in self._watches if not watched.is_unattended]
-        silent = [watched for watched in attended if watched.age_seconds > self._stale_watch_seconds]
-        if len(silent) == len(attended):
-            longest = _OUTAGE_FACTOR * self._stale_watch_seconds
-            silent = [watched for watched in silent if watched.age_seconds > longest]
-        return self._silence(silent[0]) if silent else None
+        limit_seconds = self._stale_watch_seconds
+        if all(watched.age_seconds > limit_seconds for watched in self._attended()):
+            limit_seconds *= _OUTAGE_FACTOR
+        return self._silence(limit_seconds)
 
     def not_ready(self) -> str | None:
         """Reason why this replica does not do its part; None if it does."""
         if not self.ready:
             return "the caches are not filled, and no other replica is known to lead"
-        attended = (watched for watched in self._watches if not watched.is_unattended)
-        silent = next((watched for watched in attended if watched.age_seconds > self._stale_watch_seconds), None)
-        return self._silence(silent) if silent else None
+        return self._silence(self._stale_watch_seconds)
 
-    def _silence(self, watched: Watched) -> str:
+    def _attended(self) -> Iterator[Watched]:
+        return (watched for watched in self._watches if not watched.is_unattended)
+
+    def _silence(self, limit_seconds: float) -> str | None:
+        """Message about the first watch that has been silent for longer."""
+        silent = (watched for watched in self._attended() if watched.age_seconds > limit_seconds)
+        return next(map(self._described, silent), None)
+
+    def _described(self, watched: Watched) -> str:
         return (
             f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
             f"expected a message within {self._stale_watch_seconds:.0f} s"
         )
 
     def _age(self, resource: Resource) -> float:
-        watches = (watched for watched in self._watches if watched.resource is resource)
-        return max((watched.age_seconds for watched in watches if not watched.is_unattended), default=0.0)
+        return max((watched.age_seconds for watched in self._attended() if watched.resource is resource), default=0.0)
 
 
 def probes_app(health: Health) -> web.Application:
@@ -107,6 +111,18 @@ def probes_app(health: Health) -> web.Application:
 
 def _answer(problem: str | None) -> web.Response:
     return web.Response(status=503, text=f"{problem}\n") if problem else web.Response(text="ok\n")
+
+
+@asynccontextmanager
+async def serve(app: web.Application, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    """Serve on all addresses of the pod."""
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port, ssl_context=tls).start()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 _PATH = "/metrics"
@@ -168,24 +184,19 @@ class TokenCheck:
                 known.popitem(last=False)
 
     async def _ask(self, token: str) -> int:
-        review = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": TOKEN_REVIEWS.kind, "spec": {"token": token}}
-        status = (await self._client.create(TOKEN_REVIEWS, review)).get("status") or {}
-        if not status.get("authenticated"):
+        found = await self._review(TOKEN_REVIEWS, {"token": token})
+        if not found.get("authenticated"):
             return 401
-        user = status.get("user") or {}
-        access = {
-            "apiVersion": SUBJECT_ACCESS_REVIEWS.api_version,
-            "kind": SUBJECT_ACCESS_REVIEWS.kind,
-            "spec": {
-                "user": user.get("username"),
-                "uid": user.get("uid"),
-                "groups": user.get("groups"),
-                "extra": user.get("extra"),
-                "nonResourceAttributes": {"path": _PATH, "verb": "get"},
-            },
-        }
-        status = (await self._client.create(SUBJECT_ACCESS_REVIEWS, access)).get("status") or {}
-        return 200 if status.get("allowed") else 403
+        user = found.get("user") or {}
+        caller = {"user": user.get("username")} | {name: user.get(name) for name in ("uid", "groups", "extra")}
+        access = {"nonResourceAttributes": {"path": _PATH, "verb": "get"}}
+        found = await self._review(SUBJECT_ACCESS_REVIEWS, caller | access)
+        return 200 if found.get("allowed") else 403
+
+    async def _review(self, resource: Resource, spec: Object) -> Object:
+        """Create the review and return its status."""
+        review = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
+        return (await self._client.create(resource, review)).get("status") or {}
 
 
 def metrics_app(may_read: MayRead | None) -> web.Application:
@@ -221,8 +232,9 @@ CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"
 _CHECK_EVERY_SECONDS = 10.0
 _SELF_SIGNED = (
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-    *("-days", "3650", "-subj", "/CN=rljob-operator", "-keyout", "-", "-out", "-"),
+    *("-days", "3650", "-subj", "/CN=rljob-operator", "-keyout", KEY_FILE, "-out", CERTIFICATE_FILE),
 )
+"""P-256, valid for ten years."""
 
 
 class NoCertificate(Exception):
@@ -236,13 +248,15 @@ class Certificate:
         """`directory` has tls.crt and tls.key. None: make a self-signed certificate. Raises NoCertificate."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._directory = directory
-        if directory is None:
-            self._load(_self_signed())
-            self._digest = b""
-        else:
-            pem = _read(directory)
-            self._load(pem)
-            self._digest = _digest(pem)
+        self._loaded: list[tuple[int, int]] = []
+        """Times and inodes of the files."""
+        if directory is not None:
+            self._load(directory)
+            return
+        memory = Path("/dev/shm")
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as made:
+            _make_self_signed(made)
+            self._load(Path(made))
 
     async def follow(self) -> None:
         """Load the files again whenever they change, until cancelled."""
@@ -251,57 +265,39 @@ class Certificate:
             self.reload(self._directory)
 
     def reload(self, directory: Path) -> None:
-        """Load the files if they have changed. Files that do not fit are logged; the last good ones stay in use."""
+        """Load the files if they have changed. Files that do not match are logged; the last good ones stay in use."""
         try:
-            pem = _read(directory)
-            if _digest(pem) == self._digest:
-                return
-            self._digest = _digest(pem)
-            self._load(pem)
+            if self._load(directory):
+                _log.info("certificate reloaded", directory=str(directory))
         except NoCertificate as error:
             _log.warning("certificate not reloaded", error=str(error))
-        else:
-            _log.info("certificate reloaded", directory=str(directory))
 
-    def _load(self, pem: bytes) -> None:
-        """ssl reads files only; this one is in memory where there is /dev/shm, and readable by this user alone."""
-        memory = Path("/dev/shm")
-        with tempfile.NamedTemporaryFile(dir=memory if memory.is_dir() else None) as file:
-            file.write(pem)
-            file.flush()
-            try:
-                # A pair that does not fit would leave the context without a usable key: try it on another one first.
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(file.name)
-                self.context.load_cert_chain(file.name)
-            except ssl.SSLError as error:
-                raise NoCertificate(
-                    f"expected a PEM certificate and its unencrypted key in {CERTIFICATE_FILE} and {KEY_FILE}, found "
-                    f"others ({error.reason or error}); write a matching pair"
-                ) from error
+    def _load(self, directory: Path) -> bool:
+        """Return False if the files are those that were loaded last. Raises NoCertificate."""
+        files = directory / CERTIFICATE_FILE, directory / KEY_FILE
+        try:
+            present = [(stat.st_mtime_ns, stat.st_ino) for stat in map(Path.stat, files)]
+            if present == self._loaded:
+                return False
+            self._loaded = present
+            # A pair that does not match would leave the context without a usable key: try it on another one first.
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*files)
+            self.context.load_cert_chain(*files)
+        except OSError as error:  # also SSLError
+            raise NoCertificate(
+                f"expected {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error.strerror or error}; mount a Secret "
+                "of type kubernetes.io/tls there, or write a matching pair in PEM without a password, or omit "
+                "--metrics-certificate for a self-signed certificate"
+            ) from error
+        return True
 
 
-def _read(directory: Path) -> bytes:
-    """Key and certificate chain. Raises NoCertificate."""
+def _make_self_signed(directory: str) -> None:
+    """Write the key and certificate of a new pair. Raises NoCertificate."""
     try:
-        return (directory / KEY_FILE).read_bytes() + b"\n" + (directory / CERTIFICATE_FILE).read_bytes()
-    except OSError as error:
-        raise NoCertificate(
-            f"expected {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error.strerror}; mount a Secret of type "
-            "kubernetes.io/tls there, or omit --metrics-certificate for a self-signed certificate"
-        ) from error
-
-
-def _self_signed() -> bytes:
-    """Key and certificate of a new self-signed pair: P-256, valid for ten years. Raises NoCertificate."""
-    try:
-        made = subprocess.run(_SELF_SIGNED, capture_output=True, timeout=30, check=True)
+        subprocess.run(_SELF_SIGNED, cwd=directory, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCertificate(
             f"expected the program openssl to make a self-signed certificate, found an error: {error}; install it, "
             "provide a certificate with --metrics-certificate, or set --no-metrics-tls behind a service mesh"
         ) from error
-    return made.stdout
-
-
-def _digest(pem: bytes) -> bytes:
-    return hashlib.sha256(pem).digest()

@@ -43,7 +43,7 @@ from rljob_operator.metrics import (
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired, report_bug, report_unfinished
 from rljob_operator.reconcile.observed import ObservedJob
-from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class ReconcileLoop:
     def __init__(
         self,
         settings: OperatorSettings,
-        queue: WorkQueue,
+        queue: JobQueue,
         observer: Observer,
         executor: Executor,
         reconcile: Reconcile,
@@ -100,36 +100,42 @@ class ReconcileLoop:
             raise
         except (JobGone, NamespaceGone):
             self._observer.jobs.forget(key)
-        except Conflict as error:
-            self._retry(key, "Conflict", error)
-        except NameTaken as error:
-            self._observer.refusals(key).name_taken(error.pod)
-            self._retry(key, "Refused", error)
-        except MissingObject as error:
-            self._observer.refusals(key).missing_object = str(error)
-            self._retry(key, "Refused", error)
-        except ForeignObject as error:
-            self._observer.refusals(key).foreign_object = str(error)
-            self._retry(key, "Refused", error)
-        except LeftBehind as error:
-            self._observer.refusals(key).left_behind = str(error)
-            self._retry(key, "Unavailable", error)
-        except NotFound as error:
-            self._observer.api_groups_outdated()
-            self._observer.refusals(key).refused = error.message
-            self._retry(key, "Refused", error)
-        except NamespaceTerminating as error:
-            self._observer.refusals(key).namespace_terminating = True
-            self._retry(key, "Refused", error)
-        except (Forbidden, Invalid, WebhookFailed) as error:
-            self._observer.refusals(key).refused = error.message
-            self._retry(key, "Refused", error)
-        except ApiError as error:
-            self._retry(key, "Unavailable", error)
         except Exception as error:
-            _log.exception("reconcile failed; this is a bug in the operator")
-            self._retry(key, "Unexpected", error)
-            await self._report(key, report_bug(error))
+            cause = self._cause_of(error, key)
+            RECONCILE_ERRORS.labels(cause).inc()
+            wait_seconds = self._queue.failed(key)
+            _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
+            if cause == "Unexpected":
+                _log.exception("reconcile failed; this is a bug in the operator")
+                await self._report(key, report_bug(error))
+
+    def _cause_of(self, error: Exception, key: Key) -> str:
+        """The cause in the metric. A refusal is recorded, so that the next reconcile explains it in the status."""
+        refusals = self._observer.refusals(key)
+        match error:
+            case Conflict():
+                return "Conflict"
+            case LeftBehind():
+                refusals.left_behind = str(error)
+                return "Unavailable"
+            case NameTaken():
+                refusals.name_taken(error.pod)
+            case MissingObject():
+                refusals.missing_object = str(error)
+            case ForeignObject():
+                refusals.foreign_object = str(error)
+            case NamespaceTerminating():
+                refusals.namespace_terminating = True
+            case NotFound():
+                self._observer.api_groups_outdated()
+                refusals.refused = error.message
+            case Forbidden() | Invalid() | WebhookFailed():
+                refusals.refused = error.message
+            case ApiError():
+                return "Unavailable"
+            case _:
+                return "Unexpected"
+        return "Refused"
 
     async def _observe_and_execute(self, key: Key) -> None:
         observe = self._observer.observe(key)
@@ -202,11 +208,6 @@ class ReconcileLoop:
         except Exception as error:
             _log.warning("cannot report the error in the status of the job", error=str(error) or type(error).__name__)
 
-    def _retry(self, key: Key, cause: str, error: Exception) -> None:
-        RECONCILE_ERRORS.labels(cause).inc()
-        wait_seconds = self._queue.failed(key)
-        _log.info("will retry", cause=cause, error=str(error), after_seconds=round(wait_seconds, 2))
-
 
 # --- Reconciles that do not return ---
 
@@ -222,23 +223,18 @@ _LONGEST_WAIT_SECONDS = 600.0
 _MAX_JOBS = 100
 """Jobs in the annotation. All annotations of an object have at most 256 KiB."""
 
-Record = Callable[[str], Awaitable[None]]
-"""Stores the text, where the next process finds it."""
-
-
-async def _no_record(_: str) -> None:
-    pass
-
 
 class UnfinishedReconciles:
-    """The record, and the times until which its jobs wait. Without leader election there is none."""
+    """The record, and the times until which its jobs wait."""
 
-    def __init__(self, recorded: str = "", record: Record = _no_record) -> None:
-        """`recorded`: the text of the process before; one of another form counts as empty."""
+    def __init__(self, recorded: str = "", record: Callable[[str], Awaitable[None]] | None = None) -> None:
+        """`recorded`: the text of the process before; one of another form counts as empty.
+
+        `record` stores the text for the next process; None without leader election.
+        """
         self._record = record
         self._deaths = _parsed(recorded)
-        now = time.monotonic()
-        self._due = {key: now + wait_seconds(deaths) for key, deaths in self._deaths.items()}
+        self._started_at = time.monotonic()
         self._running: set[Key] = set()
         """Jobs with a recorded reconcile that runs now."""
 
@@ -248,7 +244,8 @@ class UnfinishedReconciles:
 
     def seconds_left(self, key: Key) -> float:
         """Time until the job may be reconciled again."""
-        return max(0.0, self._due.get(key, 0.0) - time.monotonic())
+        deaths = self.deaths(key)
+        return max(0.0, self._started_at + wait_seconds(deaths) - time.monotonic()) if deaths else 0.0
 
     async def begin(self, key: Key) -> None:
         """Record that the job is being reconciled. Called at once for a job of the record, later for all others."""
@@ -261,7 +258,6 @@ class UnfinishedReconciles:
         if key in self._running or key in self._deaths:
             self._running.discard(key)
             self._deaths.pop(key, None)
-            self._due.pop(key, None)
             await self._write()
 
     async def keep_only(self, jobs: Container[Key]) -> None:
@@ -270,6 +266,8 @@ class UnfinishedReconciles:
             await self.end(key)
 
     async def _write(self) -> None:
+        if self._record is None:
+            return
         counts = {key: self._deaths.get(key, 0) + (key in self._running) for key in {*self._deaths, *self._running}}
         await self._record(json.dumps({"/".join(key): count for key, count in sorted(counts.items())}))
 

@@ -8,7 +8,7 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator import labels
-from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
+from rljob_operator.names import CONTROLLER_SERVICE, SHARED_ACCOUNT, controller_pod_name, worker_pod_name
 from rljob_testing.operator.api_client import ApiClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess, forget_leader
@@ -19,12 +19,11 @@ from tests.integration.operator.conftest import Kubectl, NewJob
 
 CONTROLLER, POLICY = controller_pod_name("job"), worker_pod_name("job", "policy", 0)
 WRITTEN_ONCE = (
-    *("patch rljobs", "create configmaps", "create services", "create secrets"),
-    *("create stepreports", "create networkpolicies"),
+    *("patch rljobs", "create configmaps", "create secrets", "create stepreports", "create networkpolicies"),
     # By the first job of a namespace.
-    *("create serviceaccounts", "create roles", "create rolebindings"),
+    *("create serviceaccounts", "create roles", "create rolebindings", "create services"),
 )
-CHILDREN = ("pods", "services", "configmaps", "secrets", "networkpolicies", "stepreports")
+CHILDREN = ("pods", "configmaps", "secrets", "networkpolicies", "stepreports")
 
 
 def wait_for_attempt(job: WatchedJob, number: int) -> None:
@@ -98,17 +97,17 @@ def test_a_lost_worker_pod_begins_another_attempt_and_fields_of_others_stay(
 ) -> None:
     job.create().run(step=4)
     first = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
-    [service] = api.list("services", namespace, labels.JOB_NAME)
-    name = service["metadata"]["name"]
-    assert {entry["manager"] for entry in service["metadata"]["managedFields"]} == {labels.FIELD_MANAGER}
-    api.merge("services", name, {"metadata": {"labels": {"team": "rl"}}}, namespace)
+    [policy] = api.list("networkpolicies", namespace, labels.JOB_NAME)
+    name = policy["metadata"]["name"]
+    assert {entry["manager"] for entry in policy["metadata"]["managedFields"]} == {labels.FIELD_MANAGER}
+    api.merge("networkpolicies", name, {"metadata": {"labels": {"team": "rl"}}}, namespace)
     job.kubelet.vanish(job.policy_pod())
     wait_for_attempt(job, 2)
     second = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
     assert first.keys() == second.keys()
     assert set(first.values()).isdisjoint(second.values())
     assert job.attempts[0]["endTime"]
-    assert api.get("services", name, namespace)["metadata"]["labels"]["team"] == "rl"
+    assert api.get("networkpolicies", name, namespace)["metadata"]["labels"]["team"] == "rl"
     job.complete(attempt=2)
 
 
@@ -157,7 +156,7 @@ def test_a_failed_job_disturbs_no_other_and_resumes_after_an_edit(
 def test_objects_that_running_pods_need_are_created_again(job: WatchedJob, api: ApiClient, namespace: str) -> None:
     job.create().run(step=2)
     names = {
-        "services": "job-controller",
+        "services": CONTROLLER_SERVICE,
         "configmaps": "job-rljob",
         "serviceaccounts": SHARED_ACCOUNT,
         "roles": SHARED_ACCOUNT,

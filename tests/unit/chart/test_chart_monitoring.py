@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rljob_operator.metrics import REGISTRY
-from rljob_operator.runtime import work_queue
+from rljob_operator.runtime import job_queue
 from tests.unit.chart.conftest import CHART, Object, Render, environment, of_kind, operator_container, the
 
 DOCS = CHART.parents[1] / "docs"
@@ -92,7 +92,7 @@ def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) ->
 
 def metric_names() -> Iterator[str]:
     """As Prometheus stores them."""
-    work_queue.QueueMetrics()
+    job_queue.JobQueue()
     for family in REGISTRY.collect():
         yield family.name
         if family.type == "counter":

@@ -14,7 +14,7 @@ from typing import Any
 from rljob_cluster import machine
 from rljob_cluster.commands import ClusterError, run
 from rljob_cluster.layout import NODES, Node
-from rljob_operator.names import SHARED_ACCOUNT
+from rljob_operator.names import CONTROLLER_SERVICE, RENDEZVOUS_SERVICE, SHARED_ACCOUNT
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import NAMESPACE, SoakCluster, claim_of, folder_of
 
@@ -22,6 +22,8 @@ _SHARED_BY_JOBS = (
     f"serviceaccount/{SHARED_ACCOUNT}",
     f"role.rbac.authorization.k8s.io/{SHARED_ACCOUNT}",
     f"rolebinding.rbac.authorization.k8s.io/{SHARED_ACCOUNT}",
+    f"service/{CONTROLLER_SERVICE}",
+    f"service/{RENDEZVOUS_SERVICE}",
 )
 _STAY_IN_A_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default", *_SHARED_BY_JOBS}
 _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
+from rljob_operator.apply import object_writer
 from rljob_operator.apply.executor import Executor, JobGone
 from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
 from rljob_operator.events import EventNote
@@ -237,6 +239,24 @@ def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
     other = observed(name="other", uid="other-uid")
     run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observed(), other, observed())])
     assert run.writes == [ACCOUNTS]
+
+
+def test_jobs_that_begin_at_once_write_what_they_share_once() -> None:
+    async def story(serving: Serving) -> None:
+        client = ApiClient(serving.connection, concurrency=4)
+        executor = Executor(client, Recorded(), lambda _: None)
+        jobs = [observed(name=f"job-{number}", uid=f"uid-{number}") for number in range(4)]
+        await asyncio.gather(*(executor.execute(Desired(apply=(ACCOUNT,)), job) for job in jobs))
+        await client.close()
+
+    assert play(story).writes() == [ACCOUNTS]
+
+
+def test_what_jobs_share_is_applied_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody may have deleted it since."""
+    monkeypatch.setattr(object_writer, "_SHARED_KNOWN_SECONDS", -1.0)
+    run = Run([(Desired(apply=(ACCOUNT,)), observed())] * 2)
+    assert [method for method, _ in run.writes] == ["POST", "PATCH"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +13,9 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import Configuration
 
-from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.client import Connection
 
 Object = dict[str, Any]
 
@@ -120,8 +120,8 @@ async def scripted_api_server(script: Callable[[ScriptedApiServer], None]) -> As
     app.router.add_route("*", "/{path:.*}", server.handle)
     async with TestServer(app) as listening:
         url = str(listening.make_url("")).rstrip("/")
-        tls = ssl.create_default_context()
-        yield Serving(server, Connection(url, "operators", tls, lambda: {"Authorization": "Bearer secret"}))
+        configuration = Configuration(host=url, api_key={"BearerToken": "Bearer secret"})
+        yield Serving(server, Connection(configuration, "operators"))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rljob_operator.kube.errors import (
     WebhookFailed,
 )
 from rljob_operator.kube.resources import PODS, RLJOBS
-from rljob_operator.runtime.replica import api_server_ports
+from rljob_operator.runtime.discovery import api_server_ports
 from tests.unit.operator.kube.scripted_api_server import Answer, Asked, ScriptedApiServer, Serving, play, refusal
 
 QUICK = RetryPolicy(attempts=3, first_seconds=0.001)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_operator.kube import client
-from rljob_operator.kube.client import MAX_LEVELS, NESTED_TOO_DEEPLY, decode, prune
+from rljob_operator.kube import decoding
+from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY, decode, prune
 from rljob_testing.patience import PATIENCE_SECONDS
 
 JSON = st.recursive(
@@ -69,5 +69,5 @@ def test_a_large_document_is_decoded_while_the_event_loop_runs(monkeypatch: pyte
         released.set()
         return await decoding_document
 
-    monkeypatch.setattr(client, "_decoded", decode_when_released)
+    monkeypatch.setattr(decoding, "_decoded", decode_when_released)
     assert asyncio.run(story()) == ["x" * 100_000]

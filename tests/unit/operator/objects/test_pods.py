@@ -53,7 +53,9 @@ def test_every_object_belongs_to_the_job_and_every_pod_is_restricted(spec: Objec
     built = objects(given, with_settings, plan=PLAN, gang="Volcano")
     assert objects(given, with_settings, plan=PLAN, gang="Volcano") == built
     assert given.model_dump_json() == before
-    for manifest in (*built.apply, *built.create, *built.pods):
+    assert [manifest["kind"] for manifest in built.apply if is_shared(manifest)] == ["Service"]
+    own = [manifest for manifest in (*built.apply, *built.create, *built.pods) if not is_shared(manifest)]
+    for manifest in own:
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("RLJob", UID)
         assert owner["controller"] is owner["blockOwnerDeletion"] is True
@@ -114,7 +116,24 @@ def test_jobs_of_a_namespace_can_share_one_account() -> None:
     first, second = (objects(job(name), settings(shared_account=True), uid=name) for name in ("a", "b"))
     shared = [[manifest for manifest in built.apply if is_shared(manifest)] for built in (first, second)]
     assert shared[0] == shared[1]
-    assert [manifest["kind"] for manifest in shared[0]] == ["ServiceAccount", "Role", "RoleBinding"]
+    assert [manifest["kind"] for manifest in shared[0]] == ["Service", "ServiceAccount", "Role", "RoleBinding"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "variable"),
+    [({}, "RLJOB_RAY_HEAD"), (JOBS["of another trainer"], "PET_MASTER_ADDR")],
+    ids=["own", "other"],
+)
+def test_the_address_that_pods_join_is_that_of_the_first_pod_in_the_service(spec: Object, variable: str) -> None:
+    built = objects(job(**spec))
+    first, *others = built.pods
+    service = of_kind("Service", built)
+    [address] = {entry["value"] for entry in container_of(others[0])["env"] if entry["name"] == variable}
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    assert address.split(":")[0] == f"{first['spec']['hostname']}.{name}.{namespace}.svc"
+    assert first["spec"]["subdomain"] == name
+    selector = service["spec"]["selector"].items()
+    assert [pod for pod in built.pods if selector <= pod["metadata"]["labels"].items()] == [first]
 
 
 @pytest.mark.parametrize("spec", [{}, DISAGGREGATED], ids=["one worker", "rollout pods"])

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from rljob_api.api_model import MAX_INTEGER
 from rljob_api.manifest.problems import ProblemText
 from rljob_api.termination_message import TerminationMessage
-from rljob_operator.kube.client import NESTED_TOO_DEEPLY
+from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
 from rljob_operator.labels import FINALIZER
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.job_facts import (

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import Configuration
 
-from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.connection import Connection
+from rljob_operator.kube.client import ApiClient, Connection
 from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import RLJOBS
 from rljob_operator.kube.watch import Key, Reflector
@@ -283,7 +282,7 @@ class TwoNamespaces:
         app.router.add_route("*", "/{path:.*}", self.answer)
         async with TestServer(app) as server:
             url = str(server.make_url("")).rstrip("/")
-            client = ApiClient(Connection(url, "operators", ssl.create_default_context(), lambda: {}), concurrency=16)
+            client = ApiClient(Connection(Configuration(host=url)), concurrency=16)
             watches = reflectors(client, Observer((), lambda _: None), ("team-a", "team-b"), watch_nodes=False)
             for watch in watches:
                 watch._reconnect_seconds = 0.01

@@ -67,6 +67,15 @@ def test_pods_that_are_placed_and_take_long_to_start_show_as_scheduled() -> None
     assert cluster.status_writes == 2
 
 
+def test_pods_that_are_placed_one_after_the_other_are_reported_in_one_write() -> None:
+    cluster = created_job().tick(60)  # later than the interval of progress
+    for name in sorted(ALL_PODS):
+        cluster.place(name).settled(scheduled=False, scheduled_contains="are being created").tick(2)
+    assert cluster.run().expect(phase="Running", scheduled=True).status_writes == 2
+    cluster = created_job().tick(60).place(CONTROLLER).settled(wait=5).tick(5)
+    cluster.settled(scheduled=False, scheduled_contains="1 of 3 pods are scheduled")
+
+
 def test_a_complete_job_keeps_its_controller_and_takes_further_steps() -> None:
     cluster = running_job(ttlSecondsAfterFinished=60).end(POLICY_0, 0)
     cluster.settled(reason=None)  # it may end shortly before the controller
@@ -187,7 +196,7 @@ def test_a_job_of_another_operator_is_left_alone_at_any_stage(deleting: bool) ->
     cluster.operator, cluster.deleting = "other/rljob-operator", deleting
     desired = cluster.decide()
     [note] = desired.events
-    assert desired == Desired(left_to="other/rljob-operator", events=(note,))
+    assert desired == Desired(events=(note,))
     assert note.reason == "ManagedByAnotherOperator"
     assert "kubectl annotate rljobs --all --all-namespaces rljob.dev/operator-" in note.message
 

@@ -21,8 +21,8 @@ from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.reconcile import reconcile
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop
-from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
 from tests.unit.operator.observe.objects import Object, job, node, pod, step_report
@@ -130,7 +130,7 @@ async def run(served: Served, *errors: Exception) -> list[str]:
     """Run the operator until the honest job was reconciled after everything was read. `errors`: of the API server, in
     the first reconciles of the other job. Returns the reported bugs of the operator."""
     honest, executor = asyncio.Event(), HostileAnswers(*errors)
-    queue = WorkQueue()
+    queue = JobQueue()
     observer = Observer(("nvidia.com/gpu",), queue.add)
 
     def decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) -> Desired:

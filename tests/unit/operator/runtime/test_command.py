@@ -12,7 +12,7 @@ import pytest
 from rljob_operator import cli
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.options import options
-from rljob_operator.runtime.work_queue import WorkQueue
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.settings import OperatorSettings
 
 MANUAL = Path(__file__).parents[4] / "docs" / "operator.md"
@@ -105,7 +105,7 @@ def test_every_metric_is_in_the_manual_and_no_other() -> None:
         for line in MANUAL.read_text().splitlines()
         if line.startswith(("| `rljob_operator_", "| `workqueue_"))
     }
-    WorkQueue()  # its metrics are registered with the module
+    JobQueue()  # its metrics are registered with the module
     counted = {"counter": "_total"}
     existing = {
         f"{family.name}{counted.get(family.type, '')}"

@@ -29,8 +29,8 @@ from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.runtime import reconcile_loop
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.runtime.reconcile_loop import ReconcileLoop, UnfinishedReconciles, wait_seconds
-from rljob_operator.runtime.work_queue import WorkQueue
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.patience import PATIENCE_SECONDS
 from tests.unit.operator.observe.objects import Object, job
@@ -79,7 +79,7 @@ class Loop:
         asyncio.run(self._run(jobs or [job()], recorded, until))
 
     async def _run(self, jobs: Sequence[Object], recorded: str, until: Callable[[Loop], object]) -> None:
-        queue = WorkQueue()
+        queue = JobQueue()
         self.observer = Observer((), queue.add)
         for stored in jobs:
             self.observer.jobs.put(stored)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
 from rljob_api.metadata import GROUP
+from rljob_operator import handlers
+from rljob_operator.handlers import Replica
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.runtime import replica
 from rljob_operator.settings import OperatorSettings
+from rljob_testing.patience import PATIENCE_SECONDS
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
 
@@ -50,11 +56,25 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
             probes_port=probes_port,
         )
         with pytest.raises(asyncio.CancelledError):
-            await replica._operate(settings, serving.connection, reconcile)
+            await Replica(settings, serving.connection, reconcile).run()
 
-    monkeypatch.setattr(replica, "Leader", lambda *_, **__: SimpleNamespace(lead=interrupted))
+    monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted))
     server = play(story, no_leader_yet)
     first, *_, last = [asked.body["spec"]["holderIdentity"] for asked in server.asked if asked.method != "GET"]
     assert first != ""
     assert last == ""
     assert answers == [200, 401], "probes without TLS, metrics over TLS for callers with a token"
+
+
+def test_a_replica_without_a_cluster_ends_with_exit_code_1(tmp_path: Path) -> None:
+    options = ["--trainer-image", "trainer:1", "--trainer-torch-version", "2.8.0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rljob_operator.cli", "run", *options],
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "nothing")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "set KUBECONFIG" in done.stderr

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
-
-from prometheus_client import Counter, Gauge, Histogram
+from functools import partial
 
 from rljob_operator.kube.watch import Key
-from rljob_operator.metrics import REGISTRY
+from rljob_operator.metrics import counter, gauge, histogram
 
 _FIRST_BACKOFF_SECONDS = 0.25
 _LONGEST_BACKOFF_SECONDS = 60.0
 
 
-class WorkQueue:
+class JobQueue:
     """Keys of jobs: running ones first, one of each namespace in turn.
 
     A key is queued at most once. A key that is added while a worker has it is queued again afterwards, so no two
@@ -30,22 +29,26 @@ class WorkQueue:
         """`priority_of`: the present priority of a job."""
         self._priority_of = priority_of
         self._order = FairOrder()
-        self._metrics = QueueMetrics()
-        self._at_work: set[Key] = set()
+        self._queued_at: dict[Key, float] = {}
+        self._begun_at: dict[Key, float] = {}
+        """Keys that workers have."""
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._arrivals = {priority: asyncio.Event() for priority in Priority}
         """Each is set when a worker that waits for this priority may find a key."""
         self._closed = False
+        _UNFINISHED.set_function(lambda: sum(self._running_seconds()))
+        _LONGEST_RUNNING.set_function(lambda: max(self._running_seconds(), default=0.0))
 
     def add(self, key: Key) -> None:
         """Queue the job now: something about it has changed."""
-        if key in self._at_work:
+        if key in self._begun_at:
             self._again.add(key)
             return
         if key not in self._order:
-            self._metrics.queued(key)
+            _ADDS.inc()
+            self._queued_at[key] = time.monotonic()
         priority = self._priority_of(key)
         self._order.put(key, priority)
         self._report_depth()
@@ -66,7 +69,7 @@ class WorkQueue:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         longest = min(_FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16), _LONGEST_BACKOFF_SECONDS)
         wait_seconds = longest * random.uniform(0.5, 1.0)
-        self._metrics.retried()
+        _RETRIES.inc()
         self.requeue(key, wait_seconds)
         return wait_seconds
 
@@ -83,8 +86,8 @@ class WorkQueue:
         while not self._closed:
             if taken := self._order.take(running_only=running_only):
                 key, priority = taken
-                self._at_work.add(key)
-                self._metrics.begun(key, priority)
+                now = self._begun_at[key] = time.monotonic()
+                _QUEUE_DURATION[priority].observe(now - self._queued_at.pop(key, now))
                 self._report_depth()
                 return key
             arrival.clear()
@@ -93,8 +96,7 @@ class WorkQueue:
 
     def done(self, key: Key) -> None:
         """Give the key back."""
-        self._at_work.discard(key)
-        self._metrics.done(key)
+        _WORK_DURATION.observe(time.monotonic() - self._begun_at.pop(key))
         if key in self._again:
             self._again.discard(key)
             self.add(key)
@@ -109,7 +111,11 @@ class WorkQueue:
 
     def _report_depth(self) -> None:
         for priority in Priority:
-            self._metrics.depth(priority, self._order.depth(priority))
+            _DEPTH[priority].set(self._order.depth(priority))
+
+    def _running_seconds(self) -> list[float]:
+        now = time.monotonic()
+        return [now - begun for begun in self._begun_at.values()]
 
     def _ring(self, key: Key) -> None:
         del self._timers[key]
@@ -134,11 +140,16 @@ class Priority(StrEnum):
 
 
 class FairOrder:
-    """Waiting keys, each once. All operations take constant time."""
+    """Waiting keys, each once: one of each namespace in turn, and first in, first out within a namespace.
+
+    All operations take constant time.
+    """
 
     def __init__(self) -> None:
         self._priorities: dict[Key, Priority] = {}
-        self._waiting = {priority: _RoundRobin() for priority in Priority}
+        self._names: dict[Priority, OrderedDict[str, OrderedDict[str, None]]] = {p: OrderedDict() for p in Priority}
+        """Names of the waiting jobs by priority and namespace."""
+        self._depths = Counter[Priority]()
         self._urgent_taken = 0
 
     def __contains__(self, key: Key) -> bool:
@@ -148,7 +159,7 @@ class FairOrder:
         return len(self._priorities)
 
     def depth(self, priority: Priority) -> int:
-        return self._waiting[priority].size
+        return self._depths[priority]
 
     def put(self, key: Key, priority: Priority) -> None:
         """Add the key. One that waits already keeps its place, or gets one among running jobs if it runs by now."""
@@ -156,129 +167,64 @@ class FairOrder:
         if before in (priority, Priority.RUNNING):
             return
         if before is not None:
-            self._waiting[before].remove(key)
+            self._remove(key)
+        namespace, name = key
         self._priorities[key] = priority
-        self._waiting[priority].append(key)
+        self._names[priority].setdefault(namespace, OrderedDict())[name] = None
+        self._depths[priority] += 1
 
     def take(self, *, running_only: bool = False) -> tuple[Key, Priority] | None:
         """The next key and the priority that it had; None if none waits."""
-        pending, running = self._waiting[Priority.PENDING], self._waiting[Priority.RUNNING]
-        turn_of_pending = self._urgent_taken >= _URGENT_IN_A_ROW and pending.size
-        if running.size and (running_only or not turn_of_pending):
+        pending, running = self._depths[Priority.PENDING], self._depths[Priority.RUNNING]
+        turn_of_pending = self._urgent_taken >= _URGENT_IN_A_ROW and pending
+        if running and (running_only or not turn_of_pending):
             self._urgent_taken += 1
-            key, priority = running.popleft(), Priority.RUNNING
-        elif pending.size and not running_only:
+            priority = Priority.RUNNING
+        elif pending and not running_only:
             self._urgent_taken = 0
-            key, priority = pending.popleft(), Priority.PENDING
+            priority = Priority.PENDING
         else:
             return None
-        del self._priorities[key]
+        namespace, names = next(iter(self._names[priority].items()))
+        self._names[priority].move_to_end(namespace)
+        key = namespace, next(iter(names))
+        self._remove(key)
         return key, priority
 
-
-class _RoundRobin:
-    """Keys, one of each namespace in turn; first in, first out within a namespace."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._namespaces: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-
-    def append(self, key: Key) -> None:
+    def _remove(self, key: Key) -> None:
         namespace, name = key
-        self._namespaces.setdefault(namespace, OrderedDict())[name] = None
-        self.size += 1
-
-    def popleft(self) -> Key:
-        namespace, names = self._namespaces.popitem(last=False)
-        name, _ = names.popitem(last=False)
-        if names:
-            self._namespaces[namespace] = names  # behind the others
-        self.size -= 1
-        return namespace, name
-
-    def remove(self, key: Key) -> None:
-        namespace, name = key
-        del self._namespaces[namespace][name]
-        if not self._namespaces[namespace]:
-            del self._namespaces[namespace]
-        self.size -= 1
+        priority = self._priorities.pop(key)
+        names = self._names[priority]
+        del names[namespace][name]
+        if not names[namespace]:
+            del names[namespace]
+        self._depths[priority] -= 1
 
 
-# --- Metrics ---
+# --- Metrics, with the names of client-go's work queues ---
 
 
-QUEUE = "rljob"
-"""Value of the labels `name` and `controller`."""
-_LABELS = ("name", "controller")
+_LABELS = {"name": "rljob", "controller": "rljob"}
 _BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900)
 
-_DEPTH = Gauge("workqueue_depth", "Jobs that wait for a reconcile.", (*_LABELS, "priority"), registry=REGISTRY)
-_ADDS = Counter("workqueue_adds", "Jobs that were queued.", _LABELS, registry=REGISTRY)
-_QUEUE_DURATION = Histogram(
-    "workqueue_queue_duration_seconds",
-    "Seconds that a job waited in the queue.",
-    (*_LABELS, "priority"),
-    buckets=_BUCKETS,
-    registry=REGISTRY,
+_counter, _gauge = partial(counter, labelnames=tuple(_LABELS)), partial(gauge, labelnames=tuple(_LABELS))
+_histogram = partial(histogram, labelnames=tuple(_LABELS), buckets=_BUCKETS)
+_BY_PRIORITY = (*_LABELS, "priority")
+
+_depth = _gauge("workqueue_depth", "Jobs that wait for a reconcile.", labelnames=_BY_PRIORITY)
+_DEPTH = {priority: _depth.labels(**_LABELS, priority=priority) for priority in Priority}
+_ADDS = _counter("workqueue_adds", "Jobs that were queued.").labels(**_LABELS)
+_RETRIES = _counter("workqueue_retries", "Reconciles that failed and are repeated.").labels(**_LABELS)
+_queue_duration = _histogram(
+    "workqueue_queue_duration_seconds", "Seconds that a job waited in the queue.", labelnames=_BY_PRIORITY
 )
-_WORK_DURATION = Histogram(
-    "workqueue_work_duration_seconds",
-    "Duration of one reconcile of one job, including its writes.",
-    _LABELS,
-    buckets=_BUCKETS,
-    registry=REGISTRY,
+_QUEUE_DURATION = {priority: _queue_duration.labels(**_LABELS, priority=priority) for priority in Priority}
+_WORK_DURATION = _histogram(
+    "workqueue_work_duration_seconds", "Duration of one reconcile of one job, including its writes."
+).labels(**_LABELS)
+_UNFINISHED = _gauge("workqueue_unfinished_work_seconds", "Sum of the durations of all reconciles in progress.").labels(
+    **_LABELS
 )
-_RETRIES = Counter("workqueue_retries", "Reconciles that failed and are repeated.", _LABELS, registry=REGISTRY)
-_UNFINISHED = Gauge(
-    "workqueue_unfinished_work_seconds",
-    "Sum of the durations of all reconciles in progress.",
-    _LABELS,
-    registry=REGISTRY,
-)
-_LONGEST_RUNNING = Gauge(
-    "workqueue_longest_running_processor_seconds",
-    "Duration of the longest reconcile in progress.",
-    _LABELS,
-    registry=REGISTRY,
-)
-
-
-class QueueMetrics:
-    """Records one queue. `clock` returns seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._queued_at: dict[Key, float] = {}
-        self._begun_at: dict[Key, float] = {}
-        self._depths = {priority: _DEPTH.labels(QUEUE, QUEUE, priority) for priority in Priority}
-        self._waits = {priority: _QUEUE_DURATION.labels(QUEUE, QUEUE, priority) for priority in Priority}
-        self._adds, self._retries = _ADDS.labels(QUEUE, QUEUE), _RETRIES.labels(QUEUE, QUEUE)
-        self._work = _WORK_DURATION.labels(QUEUE, QUEUE)
-        _UNFINISHED.labels(QUEUE, QUEUE).set_function(self._unfinished_seconds)
-        _LONGEST_RUNNING.labels(QUEUE, QUEUE).set_function(self._longest_running_seconds)
-
-    def queued(self, key: Key) -> None:
-        self._adds.inc()
-        self._queued_at[key] = self._clock()
-
-    def begun(self, key: Key, priority: Priority) -> None:
-        now = self._clock()
-        self._waits[priority].observe(now - self._queued_at.pop(key, now))
-        self._begun_at[key] = now
-
-    def done(self, key: Key) -> None:
-        now = self._clock()
-        self._work.observe(now - self._begun_at.pop(key, now))
-
-    def retried(self) -> None:
-        self._retries.inc()
-
-    def depth(self, priority: Priority, waiting: int) -> None:
-        self._depths[priority].set(waiting)
-
-    def _unfinished_seconds(self) -> float:
-        now = self._clock()
-        return sum(now - begun for begun in self._begun_at.values())
-
-    def _longest_running_seconds(self) -> float:
-        return self._clock() - min(self._begun_at.values()) if self._begun_at else 0.0
+_LONGEST_RUNNING = _gauge(
+    "workqueue_longest_running_processor_seconds", "Duration of the longest reconcile in progress."
+).labels(**_LABELS)

@@ -12,29 +12,29 @@ from hypothesis import strategies as st
 
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import REGISTRY
-from rljob_operator.runtime import work_queue
-from rljob_operator.runtime.work_queue import FairOrder, Priority, WorkQueue
+from rljob_operator.runtime import job_queue
+from rljob_operator.runtime.job_queue import FairOrder, JobQueue, Priority
 
 A, B, C = ("research", "a"), ("research", "b"), ("other", "c")
 PENDING, RUNNING = Priority.PENDING, Priority.RUNNING
 
 
-def play(story: Callable[[WorkQueue], Awaitable[None]], **options: Any) -> None:
+def play(story: Callable[[JobQueue], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
         async with asyncio.timeout(60):
-            await story(WorkQueue(**options))
+            await story(JobQueue(**options))
 
     asyncio.run(run())
 
 
-async def nothing_comes(queue: WorkQueue, seconds: float = 0.03) -> None:
+async def nothing_comes(queue: JobQueue, seconds: float = 0.03) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
             await queue.get()
 
 
 def test_a_job_is_in_it_once_and_queued_again_after_its_work() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         for key in (A, B, A, A):
             queue.add(key)
         assert [await queue.get(), await queue.get()] == [A, B]
@@ -50,7 +50,7 @@ def test_a_job_is_in_it_once_and_queued_again_after_its_work() -> None:
 
 
 def test_only_the_last_time_to_look_again_counts() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         queue.requeue(A, 0.01)
         queue.requeue(A, None)
         await nothing_comes(queue)
@@ -64,10 +64,10 @@ def test_only_the_last_time_to_look_again_counts() -> None:
 
 
 def test_a_job_that_fails_waits_longer_each_time_and_holds_up_nobody() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         waits = [queue.failed(A) for _ in range(12)]
         assert all(0.5 * 0.25 * 2**n <= wait <= 0.25 * 2**n for n, wait in enumerate(waits[:8]))
-        assert max(waits) <= work_queue._LONGEST_BACKOFF_SECONDS
+        assert max(waits) <= job_queue._LONGEST_BACKOFF_SECONDS
         queue.add(B)
         assert await queue.get() == B
         queue.succeeded(A)
@@ -77,7 +77,7 @@ def test_a_job_that_fails_waits_longer_each_time_and_holds_up_nobody() -> None:
 
 
 def test_a_closed_queue_lets_its_workers_go() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         workers = [asyncio.create_task(queue.get()) for _ in range(3)]
         await asyncio.sleep(0)
         queue.requeue(A, 0.0)
@@ -88,7 +88,7 @@ def test_a_closed_queue_lets_its_workers_go() -> None:
 
 
 def test_a_running_job_comes_first_and_alone_to_a_reserved_worker() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         reserved = asyncio.create_task(queue.get(running_only=True))
         queue.add(A)
         await asyncio.sleep(0)
@@ -106,7 +106,7 @@ def metric(name: str, **labels: str) -> float:
 
 
 def test_the_metrics_of_the_queue() -> None:
-    async def story(queue: WorkQueue) -> None:
+    async def story(queue: JobQueue) -> None:
         before = {name: metric(name) for name in ("adds_total", "retries_total", "work_duration_seconds_count")}
         waited = metric("queue_duration_seconds_count", priority="pending")
         for key in (A, A, B):
