@@ -282,21 +282,27 @@ def _of_phase(
     use: DeviceUse,
 ) -> Row:
     first = steps[0]["step"]
-    samples: dict[str, list[Row]] = defaultdict(list)
-    for actor, lines in logs.items():
-        of_phase = (line for line in lines if line["phase"] == phase and line["step"] >= first)
-        samples[actor.partition("-")[0]] += of_phase
-    spans = [(line["began"], line["time"]) for lines in samples.values() for line in lines if line.get("began")]
-    ranks = setup.work.ranks_per_pod
-    in_policy = predicted.of("host", owner="policy").uses("host", phase)
-    on_host = [line for line in in_policy if "checkpoint" not in line.use]  # none is written
+    role = "rollout" if phase == "rollout" else "policy"
+    samples = [
+        line
+        for actor, lines in logs.items()
+        for line in lines
+        if actor.startswith(role) and line["phase"] == phase and line["step"] >= steps[0]["step"]
+    ]
+    spans = [(line["began"], line["time"]) for line in samples if line.get("began")]
     values = {
         "gpu": (predicted.peak("gpu", phase), use.peak(spans)),
-        "policy": (predicted.in_torch("policy", phase), _most(samples["policy"], "peak_reserved_bytes")),
-        "engine": (predicted.in_torch("engine", phase), _most(samples["rollout"], "peak_reserved_bytes")),
-        "host": (sum(line.bytes for line in on_host) // ranks, _most(samples["policy"], "peak_rss_bytes")),
         "seconds": (predicted.seconds(phase), statistics.median(step["seconds"].get(phase, 0.0) for step in steps)),
     }
+    reserved, resident = (_most(samples, name) for name in ("peak_reserved_bytes", "peak_rss_bytes"))
+    if role == "rollout":
+        values["engine"] = (predicted.in_torch("engine", phase), reserved)
+    else:
+        parts: list[Phase] = ["update", "optimizer"] if phase == "update" else [phase]
+        values["policy"] = (max(predicted.in_torch("policy", part) for part in parts), reserved)
+        in_policy = predicted.of("host", owner="policy").uses("host", phase)
+        on_host = sum(line.bytes for line in in_policy if "checkpoint" not in line.use)  # none is written
+        values["host"] = (on_host // setup.work.ranks_per_pod, resident)
     return {name: _pair(*pair) for name, pair in values.items() if pair[1]}
 
 
