@@ -281,7 +281,6 @@ def _of_phase(
     logs: Mapping[str, Sequence[Row]],
     use: DeviceUse,
 ) -> Row:
-    first = steps[0]["step"]
     role = "rollout" if phase == "rollout" else "policy"
     samples = [
         line
