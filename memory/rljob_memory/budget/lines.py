@@ -96,10 +96,6 @@ class Budget:
             if any(line.pod == pod for line in self.lines):
                 yield pod
 
-    def pod_of(self, role: str) -> Pod:
-        """The kind of pod in which the processes of a role are."""
-        return "rollout" if role == "rollout" and "rollout" in self.pods() else "policy"
-
     def seconds(self, phase: Phase | None = None) -> float:
         """Seconds of a phase; of a whole step without one."""
         if phase is not None:
