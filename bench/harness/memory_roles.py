@@ -21,7 +21,7 @@ import ray
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.allocator import allocator_environment
-from rljob_memory.planning.host_memory import object_store_bytes
+from rljob_memory.budget.host import object_store_bytes
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy.config import PolicyConfig, UpdateResult

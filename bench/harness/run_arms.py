@@ -15,21 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
-from rljob_memory.plan import Hardware, first_plan
+from rljob_memory.budget import Setup
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import compute_bytes
+from rljob_memory.plan import first_plan
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
-from rljob_trainer.hardware import this_machine, torch_version
+from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
@@ -119,9 +121,17 @@ def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
     return path
 
 
-def run_steps(command: list[str], output: Path, steps: int, environment: Mapping[str, str], *, to_the_end: bool) -> int:
-    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code."""
-    job = subprocess.Popen(command, start_new_session=True, env=environment)
+def run_steps(
+    command: list[str],
+    output: Path,
+    steps: int,
+    environment: Mapping[str, str],
+    *,
+    to_the_end: bool,
+    log: IO[str] | None = None,
+) -> int:
+    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code. `log`: for what it prints."""
+    job = subprocess.Popen(command, start_new_session=True, env=environment, stdout=log, stderr=log)
     try:
         while job.poll() is None:
             if not to_the_end and sum(line["kind"] == "step" for line in ledger_of(output)) >= steps:
@@ -203,9 +213,10 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
     spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
     directory, lora = resolve_model(spec.model.uri), spec.policy.lora
     in_adapters = adapter_parameters(adapted_layers(directory, lora.targets, lora.rank), lora.rank) if lora else 0
-    shape = shape_for_plan(model_dimensions(directory), spec, "cuda", in_adapters)
-    hardware = Hardware("cuda", card_bytes, this_machine().host_memory_bytes, torch_version())
-    plan = first_plan(spec.memory, hardware, shape, workload_of(spec), fused=True)
+    shape = model_dimensions(directory).shape(compute_bytes(spec, "cuda"), in_adapters)
+    machine = this_machine()
+    hardware = Hardware("cuda", card_bytes, machine.host_memory_bytes, gpu=machine.gpu_name, layers_compiled=True)
+    plan = first_plan(spec.memory, Setup(workload_of(spec), shape, hardware))
     return {
         "kvCache": str(plan.kv_cache_bytes),
         "microBatchTokens": plan.micro_batch_tokens,
@@ -221,6 +232,7 @@ _COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
 SHAPES = {
     "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
+    "1.7b": f"hidden=2048&intermediate=6144&layers=28&heads=16&tied=true&{_COMMON}",
     "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
     "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
     "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",

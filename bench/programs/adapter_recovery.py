@@ -206,7 +206,7 @@ def constraints(spec: RLJobSpec, limit_mib: int | None) -> Constraints:
     return Constraints(
         settings=spec.memory,
         recovery=spec.recovery,
-        profile=None,
+        setup=None,
         levels=frozenset({"ReplacePods"}),
         supported_settings=spec.trainer.changeable_settings,
         without_gpus=spec.policy.gpus_per_replica == 0,

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,15 @@ from bench.harness.samplers import Sampler
 from rljob_api.manifest import load_manifest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import Role
-from rljob_memory.planning.host_memory import controller_host_memory
-from rljob_memory.planning.prediction import predict
+from rljob_memory.budget import Copies, Owner, Setup, budget
+from rljob_memory.budget.host import checkpoint_bytes, controller_host_memory
+from rljob_memory.hardware import ASSUMED
+from rljob_memory.model_shape import compute_bytes
+from rljob_memory.workload import workload_of
 from rljob_testing.repository import EXAMPLES
 from rljob_testing.runs import Run, rljob_run
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.attempt_plan import shape_for_plan
 
 _JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits.yaml", {"algorithm": {"steps": 10}, "checkpoint": {"everySteps": 5}}),
@@ -93,14 +94,18 @@ def _measured(directory: Path, example: str, changes: dict[str, Any]) -> dict[st
 
 def _predicted(manifest: Path, run: Run) -> dict[str, Any]:
     spec = load_manifest(manifest).spec
-    shape = shape_for_plan(model_dimensions(resolve_model(spec.model.uri)), spec, "cpu")
+    shape = model_dimensions(resolve_model(spec.model.uri)).shape(compute_bytes(spec, "cpu"))
     plan = MemoryPlan.model_validate(run.attempts[-1]["plan"])
-    prediction = predict(spec, shape, plan, "cpu")
+    work = workload_of(spec)
+    predicted = budget(Setup(work, shape, ASSUMED["cpu"]), plan, Copies())
+    owners: dict[Role, Owner] = {"policy": "policy", "rollout": "engine"}
     return {
-        "all": prediction.worker.peak_bytes + controller_host_memory(0).of_role("controller").uses[0].bytes,
-        **{role: prediction.worker.of_role(role).peak_bytes for role in _LOGGED},
-        "checkpoint_bytes": prediction.disk.checkpoint_bytes,
-        "uses": [asdict(use) for use in prediction.worker.uses],
+        "all": predicted.peak("host") + controller_host_memory(0)[0].bytes,
+        **{role: predicted.of("host", owner=owners[role]).peak("host") for role in _LOGGED},
+        "checkpoint_bytes": checkpoint_bytes(work, shape),
+        "uses": [
+            {"role": line.owner, "use": line.use, "bytes": line.bytes} for line in predicted.uses("host", "update")
+        ],
     }
 
 

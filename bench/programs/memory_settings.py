@@ -211,7 +211,7 @@ CONTROLLER_PROGRAMS = {
 import os
 from pathlib import Path
 from rljob_api.manifest import load_manifest
-from rljob_memory.planning.host_memory import object_store_bytes
+from rljob_memory.budget.host import object_store_bytes
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.resolve import resolve_model

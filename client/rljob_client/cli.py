@@ -1,11 +1,12 @@
-"""The commands `rljob validate`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
+"""The commands `validate`, `plan`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,6 +50,63 @@ def validate(
     from rljob_client.validation.validate_command import Validation
 
     raise typer.Exit(Validation(schema_only, strict).check(manifests))
+
+
+class OtherTrainer(StrEnum):
+    TRL = "trl"
+    VERL = "verl"
+
+
+@app.command(
+    epilog=examples(
+        "rljob plan job.yaml", "rljob plan job.yaml --gpu a100-40 --gpus 4", "rljob plan grpo.yaml --from trl --gpus 8"
+    )
+)
+def plan(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="RLJob manifest, or the file of --from.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE|SIZE",
+            help="Type of GPU, such as h200 or a100-40, or memory of one, such as 80Gi. "
+            "Default: that of this machine, else h100.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="GPUs of the policy. Default: those of the manifest.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Host memory of all machines, such as 1Ti. Default: that of this machine if it has GPUs, "
+            "else 256Gi for each GPU.",
+        ),
+    ] = None,
+    source: Annotated[
+        OtherTrainer | None,
+        typer.Option("--from", help="Read a configuration of this trainer instead of a manifest: YAML, or a script."),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", metavar="", help="Compare all known types of GPU: the fewest of each that fit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.")] = False,
+) -> None:
+    """Predict whether a job fits its GPUs and its host, what each phase needs, and how long a step takes. Starts
+    nothing.
+
+    \b
+    Exit codes:
+      0    the job fits
+      1    it does not fit
+      2    invalid manifest, options or model
+    """
+    from rljob_client.plan_command import PlanOptions, run_plan
+
+    other: Literal["trl", "verl"] | None = None
+    if source is not None:
+        other = "trl" if source is OtherTrainer.TRL else "verl"
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, other, sweep, as_json)))
 
 
 @app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Count, PositiveCount, Seconds, Timestamp
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
 
@@ -216,8 +216,8 @@ class StepReportStatus(ApiModel):
     )
     """Memory of each process in the last committed step."""
 
-    memory_profile: MemoryProfile | None = None
-    """Memory needs of model, step and machine."""
+    memory_facts: MemoryFacts | None = None
+    """Shape of the model and size of the machine, from which the memory budget follows."""
 
     plan_changes: Annotated[list[PlanChange], Field(max_length=MAX_PLAN_CHANGES_KEPT)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}

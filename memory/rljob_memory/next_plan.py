@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rljob_api.job import RLJobSpec
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_memory.plan_settings import name_of, pinned_values, with_pins
 from rljob_memory.recovery.constraints import within_max_gpus
-from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import GIB
 
 _ADAPTED_KV_CACHE_BYTES = 16 * GIB
@@ -19,16 +18,19 @@ _MOST_MICRO_BATCH_TOKENS = 16_384
 """Beyond this, larger matrices make a GPU little faster."""
 
 
-def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, profile: MemoryProfile | None) -> MemoryPlan | None:
+def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, facts: MemoryFacts | None) -> MemoryPlan | None:
     """The current `plan`, with the settings that the user has pinned since, and no larger policy than `spec` allows.
 
     None if there is no plan yet: RLJob's own trainer computes the first one.
     """
     if plan is None:
         return None if spec.trainer is None else other_trainers_first_plan(spec)
-    # Another trainer reports no profile; it gets every pinned setting that it reads.
+    # Another trainer reports no facts; it gets every pinned setting that it reads.
     plan = within_max_gpus(plan, spec)
-    return with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile) if spec.trainer is None else True)
+    shares_gpu: bool | None = True
+    if spec.trainer is None:
+        shares_gpu = None if facts is None else spec.topology == "Colocated" and facts.device_memory_bytes > 0
+    return with_pins(plan, spec.memory, shares_gpu=shares_gpu)
 
 
 def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:

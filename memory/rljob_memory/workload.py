@@ -1,66 +1,11 @@
-"""Inputs of a memory plan: the machine, the shape of the model, and the work of a step."""
+"""The work of a step, and the number of processes that share it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from rljob_api.job import RLJobSpec
 from rljob_api.topology import Topology, worker_pods
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The machine of a process."""
-
-    device: Literal["cpu", "cuda"]
-    device_memory_bytes: int
-    """Memory of one GPU of the policy; 0 on a CPU."""
-    host_memory_bytes: int
-    """Host memory that the job may use."""
-    torch_version: str
-    engine_device_memory_bytes: int = 0
-    """Memory of one GPU of the engines, if it differs from the policy's; 0: it does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A decoder-only transformer."""
-
-    parameters: int
-    """All parameters; tied ones count once."""
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    bytes_per_parameter: int
-    """In the forward pass and in the engine: 2 for bfloat16, 4 for float32."""
-    heads: int = 0
-    """Attention heads; 0: unknown."""
-    intermediate: int = 0
-    """Size of the gated MLP; 0: unknown."""
-    adapter_parameters: int = 0
-    """Parameters of low-rank adapters, which are trained instead of `parameters`. 0: there are none."""
-
-    @property
-    def trained_parameters(self) -> int:
-        """Parameters with float32 values, gradients and optimizer state."""
-        return self.adapter_parameters or self.parameters
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Weights beside the trained parameters: all, in the forward pass's dtype, if there are adapters."""
-        return self.weight_bytes if self.adapter_parameters else 0
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.bytes_per_parameter
-
-    @property
-    def largest_parameter_bytes(self) -> int:
-        """The embedding, or the output projection of the same shape."""
-        return self.vocabulary * self.hidden * self.bytes_per_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +35,42 @@ class Workload:
     topology: Topology = "Colocated"
     partial_rollout_prompts: int = 0
     """Prompts that the engines hold beyond those of the step."""
+    updates_per_step: int = 1
+    """Parts of a step's sequences, with an optimizer step after each."""
+    overlaps: bool = False
+    """The engines generate the next step during an update (`algorithm.maxStaleness`)."""
+    policy_pods: int = 1
+    """Pods of the policy, each on a machine of its own in the worst case."""
+    rollout_pods: int = 1
+    """Pods of the engines; with topology Colocated, those of the policy."""
+    kept_checkpoints: int = 2
+    """Checkpoints that are kept (`checkpoint.keep`)."""
+    exports_adapters: bool = False
+    """The trained model is written as adapters alone."""
+    caches_model: bool = False
+    """A model of the hub is cached on the checkpoints' volume."""
+    caches_compiled_code: bool = True
+    """Compiled code is kept on the checkpoints' volume."""
+
+    @property
+    def ranks_per_pod(self) -> int:
+        return -(-self.policy_ranks // self.policy_pods)
+
+    @property
+    def engine_processes_per_pod(self) -> int:
+        return -(-self.engine_processes // self.rollout_pods)
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.topology == "Colocated"
+
+    def with_engines(self, engines: int, tensor_parallel_size: int) -> Workload:
+        """The same work with other engines. Their concurrency follows if it is the automatic one."""
+        most = self.max_concurrent_sequences
+        held = self.prompts_per_step + self.partial_rollout_prompts
+        if most == _auto_concurrency(held, self.group_size, self.engines):
+            most = _auto_concurrency(held, self.group_size, engines)
+        return replace(self, engines=engines, tensor_parallel_size=tensor_parallel_size, max_concurrent_sequences=most)
 
     @property
     def engine_processes(self) -> int:
@@ -106,8 +87,18 @@ class Workload:
         return min(prompts * self.group_size, self.max_concurrent_sequences)
 
     @property
+    def sequences_of_an_engine(self) -> int:
+        """Sequences that one engine generates in a step."""
+        return -(-self.prompts_per_step // self.engines) * self.group_size
+
+    @property
     def sequences_per_rank(self) -> int:
         return -(-self.prompts_per_step * self.group_size // self.policy_ranks)
+
+    @property
+    def sequences_per_update(self) -> int:
+        """Sequences of one rank between two optimizer steps."""
+        return -(-self.sequences_per_rank // self.updates_per_step)
 
 
 _LARGEST_AUTO_CONCURRENCY = 256
@@ -135,6 +126,14 @@ def workload_of(spec: RLJobSpec) -> Workload:
         quantized_kv_cache=spec.rollout.kv_cache_dtype != "Auto",
         moment_bytes=_MOMENT_BYTES[spec.policy.optimizer.moments],
         topology=spec.topology,
+        updates_per_step=algorithm.updates_per_step,
+        overlaps=algorithm.max_staleness > 0,
+        policy_pods=pods[0].replicas,
+        rollout_pods=pods[-1].replicas,
+        kept_checkpoints=spec.checkpoint.keep,
+        exports_adapters=spec.policy.lora is not None and spec.policy.lora.export == "Adapter",
+        caches_model=spec.model.uri.startswith("hf://") and spec.model.cache is None,
+        caches_compiled_code=spec.model.cache is None or not spec.model.cache.compiled,
     )
 
 
@@ -143,5 +142,8 @@ def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:
     if spec.rollout.max_concurrent_sequences != "Auto":
         return spec.rollout.max_concurrent_sequences
     prompts = spec.algorithm.prompts_per_step + spec.algorithm.partial_rollout_prompts
-    share = -(-prompts // engines) * spec.algorithm.group_size
-    return min(share, _LARGEST_AUTO_CONCURRENCY)
+    return _auto_concurrency(prompts, spec.algorithm.group_size, engines)
+
+
+def _auto_concurrency(prompts: int, group_size: int, engines: int) -> int:
+    return min(-(-prompts // engines) * group_size, _LARGEST_AUTO_CONCURRENCY)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_client.errors import BadInput
-from rljob_memory.planning.host_memory import READING_BYTES
+from rljob_memory.budget.host import READING_BYTES
 from rljob_testing.policy_models import read_policy_model
 from rljob_testing.supported_models import KINDS
 from rljob_trainer.models.checkpoint import load_tokenizer

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from rljob_memory.planning.host_memory import object_store_bytes
+from rljob_memory.budget.host import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.pods.ray_node import begin, head_command, require_started
 from rljob_trainer.roles.ray_driver import start_local_ray

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from rljob_client.errors import RunError
-from rljob_memory.planning.host_memory import object_store_bytes
+from rljob_memory.budget.host import object_store_bytes
 from rljob_testing.patience import Deadline
 from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.pods.pod_placement import WorkerAgents, mark_controller_exited

@@ -41,6 +41,9 @@ class Machine:
     gpu_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability of the GPUs; None without GPUs, or if it is not known."""
 
+    gpu_name: str = ""
+    """Product name of the first GPU; empty without GPUs, or if it is not known."""
+
     def choose_device(self, wanted: Literal["auto", "cpu", "cuda"]) -> Device:
         if wanted == "cuda" and not self.gpu_memory_bytes:
             raise BadInput(
@@ -70,6 +73,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
         host_memory_bytes=min(psutil.virtual_memory().total, _cgroup_limit_bytes()),
         cores=visible_cores(),
         gpu_capability=min((gpu.capability for gpu in found), default=None),
+        gpu_name=found[0].name if found else "",
     )
 
 

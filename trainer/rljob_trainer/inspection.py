@@ -19,16 +19,16 @@ from rljob_api.job import RLJob
 from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
+from rljob_client.model_dimensions import described_dimensions
 from rljob_client.validation.suspicious_values import Finding, memory_findings
-from rljob_memory.planning.model_size import compute_bytes, shape_in_uri, with_adapters
+from rljob_memory.model_shape import compute_bytes, shape_in_uri, with_adapters
 from rljob_trainer.hardware import Device, this_machine
-from rljob_trainer.models.checkpoint import described_dimensions, load_tokenizer
+from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
 from rljob_trainer.models.hub import HubUnreachable, resolve_description
 from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
 from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
-from rljob_trainer.runtime.attempt_plan import shape_for_plan
 from rljob_trainer.runtime.requirements import forms_not_installed, model_requirements, unsupported_eight_bits
 from rljob_trainer.tasks.build import build_items, build_task
 from rljob_trainer.tasks.prompt_check import check_prompts
@@ -162,7 +162,7 @@ class Inspection:
         shape = shape_in_uri(spec, compute_bytes(spec, device))
         if directory is not None:
             with self._check("the model", _URI):
-                shape = shape_for_plan(described_dimensions(directory), spec, device)
+                shape = described_dimensions(directory).shape(compute_bytes(spec, device))
                 shape = shape if spec.policy.lora is None else with_adapters(shape, spec.policy.lora.rank)
         if shape is None:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, TrainingWarning
 from rljob_client.run_directory.records import StepRecord
@@ -15,8 +15,8 @@ from rljob_memory.sample import MemorySample
 class RunListener:
     """Called from the controller's thread, between the phases of a step. The methods must not block."""
 
-    def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
-        """The bounds of the memory plan, and its changes in earlier attempts. Called before `attempt_began`."""
+    def memory_facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
+        """Model and machine of the memory plan, and its changes in earlier attempts. Called before `attempt_began`."""
 
     def attempt_began(self, plan: MemoryPlan, committed: Sequence[StepRecord], warn: Callable[[str], None]) -> None:
         """Called before any role starts, once the memory plan of the attempt is known.

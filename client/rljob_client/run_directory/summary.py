@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_client.run_directory.records import (
     PHASES,
@@ -21,6 +23,8 @@ from rljob_client.run_directory.records import (
     step_records,
 )
 from rljob_client.run_directory.reward_trend import Verdict, reward_trend
+from rljob_memory.budget import Budget, Owner, Phase, budget
+from rljob_memory.recovery.other_machine import setup_of_facts
 
 _GIB = 2**30
 _STOPPED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
@@ -48,6 +52,9 @@ class PeakMemory(_SummaryPart):
 
     counts: Literal["device", "host"]
     """Kind of memory. `device`: reserved by torch's allocator on a GPU. `host`: resident memory."""
+
+    predicted_gib: float | None = None
+    """The same by the memory budget of the last plan; null for host memory, and in runs of earlier versions."""
 
 
 class Summary(_SummaryPart):
@@ -121,6 +128,10 @@ class Summary(_SummaryPart):
 
     seconds_by_phase: dict[str, DurationStatistics]
 
+    predicted_seconds: dict[str, float]
+    """Seconds of a step by phase, by the budget of the last plan, if all responses have the maximum length; empty on
+    CPUs, and in runs of earlier versions."""
+
     peak_memory: dict[str, PeakMemory]
     """By role."""
 
@@ -140,6 +151,7 @@ def summarize(
     seconds = [step.total_seconds for step in steps]
     tokens = sum(step.tokens for step in steps)
     attempts = attempt_records(records)
+    predicted = _predicted(records)
     return Summary(
         job=job,
         status=_status(exit_code),
@@ -167,7 +179,8 @@ def summarize(
         startup_seconds=_startup_seconds(records),
         step_seconds=DurationStatistics(sum=sum(seconds), mean=fmean(seconds)) if seconds else None,
         seconds_by_phase=_seconds_by_phase(steps),
-        peak_memory=_peak_memory(steps),
+        predicted_seconds=dict(predicted.seconds_by_phase) if predicted else {},
+        peak_memory=_peak_memory(steps, predicted),
         plan_changes=[record.change for record in plan_change_records(records)],
     )
 
@@ -197,11 +210,38 @@ def _seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, DurationStatisti
     return {phase: DurationStatistics(sum=total, mean=total / len(steps)) for phase, total in sums.items() if steps}
 
 
-def _peak_memory(steps: Sequence[StepRecord]) -> dict[str, PeakMemory]:
+def _predicted(records: Sequence[LedgerRecord]) -> Budget | None:
+    """The budget of the last plan, on GPUs; None on CPUs, and for ledgers of earlier versions."""
+    attempts, changes = attempt_records(records), plan_change_records(records)
+    setup = setup_of_facts(attempts[-1].plan_facts) if attempts else None
+    if setup is None or setup.hardware.device == "cpu":
+        return None
+    with suppress(ValidationError):
+        plan = MemoryPlan.model_validate(attempts[-1].plan)
+        if changes and changes[-1].plan.generation > plan.generation:
+            plan = changes[-1].plan
+        return budget(setup, plan)
+    return None
+
+
+_IN_BUDGET: dict[str, tuple[Owner, Phase]] = {"policy": ("policy", "update"), "rollout": ("engine", "rollout")}
+"""Owner and phase of the memory that a role's peak is measured of."""
+
+
+def _peak_memory(steps: Sequence[StepRecord], predicted: Budget | None) -> dict[str, PeakMemory]:
     peaks: dict[str, PeakMemory] = {}
     for step in steps:
         for role, peak_bytes in step.peak_memory_bytes.items():
             gib = peak_bytes / _GIB
             if role not in peaks or gib > peaks[role].gib:
-                peaks[role] = PeakMemory(gib=gib, counts=step.memory_counts)
+                peaks[role] = PeakMemory(
+                    gib=gib, counts=step.memory_counts, predicted_gib=_predicted_gib(role, predicted)
+                )
     return peaks
+
+
+def _predicted_gib(role: str, predicted: Budget | None) -> float | None:
+    if predicted is None or role not in _IN_BUDGET:
+        return None
+    owner, phase = _IN_BUDGET[role]
+    return predicted.in_torch(owner, phase) / _GIB

@@ -12,9 +12,8 @@ from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import Severity
 from rljob_api.manifest.problems import schema_of
 from rljob_api.manifest.yaml_document import Path
-from rljob_memory.planning.limits import low_limits, small_claim
-from rljob_memory.planning.prediction import predict_before_plan
-from rljob_memory.workload import ModelShape
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.pod_memory import low_limits, predicted_budget, small_claim, summary
 
 _MIB = 1 << 20
 _AMOUNTS = (
@@ -91,15 +90,15 @@ def high_learning_rate(spec: RLJobSpec) -> str | None:
 
 def memory_findings(spec: RLJobSpec, shape: ModelShape, device: Literal["cpu", "cuda"]) -> Iterator[Finding]:
     """The prediction for the job's pods, and the limits and sizes that are below it."""
-    prediction = predict_before_plan(spec, shape, device)
+    prediction = predicted_budget(spec, shape, device)
     if shape.parameters >= _SMALLEST_PRETRAINED:  # a smaller job fits everywhere
         place = "a GPU" if device == "cuda" else "CPUs"
-        yield Finding("note", ("spec", "policy"), f"predicted on {place}: {prediction.summary()}")
+        yield Finding("note", ("spec", "policy"), f"predicted on {place}: {summary(prediction, spec, shape)}")
         if (message := high_learning_rate(spec)) is not None:
             yield _warning(("algorithm", "learningRate"), message)
     for role, message in low_limits(spec, prediction):
         yield _warning((role, "template"), message)
-    if (too_small := small_claim(spec, prediction)) is not None:
+    if (too_small := small_claim(spec, shape, prediction)) is not None:
         yield _warning(("checkpoint", "size"), too_small)
 
 

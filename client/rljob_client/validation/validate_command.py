@@ -20,7 +20,7 @@ from rljob_api.manifest.problems import Checked
 from rljob_api.manifest.unread_fields import unread_fields
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.validation.suspicious_values import Finding, memory_findings, suspicious_values
-from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
+from rljob_memory.model_shape import compute_bytes, shape_in_uri
 
 _STDIN = "-"
 

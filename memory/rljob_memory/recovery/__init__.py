@@ -4,7 +4,6 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.families import CHANGEABLE_SETTINGS, observed, role_that_shows
-from rljob_memory.recovery.profile import profile_of
 from rljob_memory.recovery.respond import prevent, respond
 from rljob_memory.recovery.state import RecoveryState
 
@@ -21,7 +20,6 @@ __all__ = [
     "messages",
     "observed",
     "prevent",
-    "profile_of",
     "respond",
     "role_that_shows",
 ]

@@ -7,10 +7,10 @@ from typing import get_args
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import RemedyLevel
 from rljob_api.recovery import RecoverySpec, larger_policies
 from rljob_api.topology import worker_pods
+from rljob_memory.budget import Setup
 
 # Growth of the policy, once no setting of the memory plan is left: the sizes that a caller can start.
 
@@ -64,15 +64,15 @@ class Constraints:
     """`spec.memory`. A pinned setting is never changed."""
     recovery: RecoverySpec
     """`spec.recovery`: the budgets, and upper bounds of host memory and /dev/shm."""
-    profile: MemoryProfile | None
-    """Shape of the model, the step and the machine; None if no trainer has reported it."""
+    setup: Setup | None
+    """The job's work, model and machine; None if no trainer has reported them."""
     levels: frozenset[RemedyLevel]
     """Levels that the caller can carry out. A change that needs a lower level is carried out by the lowest of them that
     is higher: new containers also adopt what a live process could."""
     supported_settings: frozenset[str] | None = None
     """Settings that another trainer reads, as spelled in the manifest; None: all."""
     without_gpus: bool = False
-    """Another trainer, which reports no profile, works on a CPU: its models and activations are in host memory."""
+    """Another trainer, which reports no facts, works on a CPU: its models and activations are in host memory."""
     host_memory_limit_bytes: int | None = None
     """Host memory limit of the pod that failed; None if it has none, or is not known."""
     predicted_host_memory_limit_bytes: int | None = None

@@ -7,9 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_api.step_report import Evidence
+from rljob_memory.budget import Phase as BudgetPhase
+from rljob_memory.budget import Place, Pod, Setup, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.state import RecoveryState
@@ -138,8 +139,26 @@ class Case:
         return self.state.plan
 
     @property
-    def profile(self) -> MemoryProfile | None:
-        return self.constraints.profile
+    def setup(self) -> Setup | None:
+        return self.constraints.setup
+
+    @property
+    def pod(self) -> Pod:
+        """The kind of pod of the process that failed."""
+        is_apart = self.setup is not None and not self.setup.work.is_colocated
+        return "rollout" if self.role == "rollout" and is_apart else "policy"
+
+    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase, place: Place | None = None) -> int | None:
+        """Memory of the policy's GPU or pod in `phase` that the plan needs less with the settings in `changed`: the
+        difference of two budgets, negative if it needs more; None without a setup.
+
+        `place`: None for that of models and activations.
+        """
+        if self.setup is None:
+            return None
+        place = place or ("gpu" if self.on_gpu else "host")
+        before, after = (budget(self.setup, plan) for plan in (self.plan, self.plan.model_copy(update=changed)))
+        return before.total(place, phase) - after.total(place, phase)
 
     def number(self, *names: str) -> int | None:
         """The number of the diagnosis with the first of these names that it has; bytes, or a count."""
@@ -156,26 +175,26 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """True if the job uses GPUs, by the profile or else by its pods; a failure of GPU memory shows a GPU."""
-        if self.profile is None:
+        """True if the job uses GPUs, by its machine or else by its pods; a failure of GPU memory shows a GPU."""
+        if self.setup is None:
             return not (self.constraints.without_gpus and self.diagnosis.class_name == FailureClass.HOST_MEMORY)
-        return self.profile.device_total_bytes > 0
+        return self.setup.hardware.device == "cuda"
 
     @property
     def shares_gpu(self) -> bool:
         """True if policy and engine take memory from each other."""
-        return self.on_gpu and (self.profile is None or self.profile.colocated)
+        return self.on_gpu and (self.setup is None or self.setup.work.is_colocated)
 
     @property
     def in_update(self) -> bool:
         """True if the policy was, or may have been, in a pass through the model: another trainer reports no phase."""
-        not_reported = self.phase is None and (self.profile is None or self.is_preventive)
+        not_reported = self.phase is None and (self.setup is None or self.is_preventive)
         return self.role == "policy" and (self.phase == "update" or not_reported)
 
     @property
     def in_micro_batch(self) -> bool:
         """True if the policy was, or may have been, processing a micro-batch: in an update, or at startup, where it
-        compiles one layer with the passes of a micro-batch (`plan.compiles_ahead`)."""
+        compiles one layer with the passes of a micro-batch (`budget.compiles_ahead`)."""
         compiling = self.phase is None and self.failure_class == FailureClass.ACTIVATION_SPIKE
         return self.in_update or (self.role == "policy" and compiling)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
+from rljob_memory.budget import Setup
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan_settings import name_of, text_of
-from rljob_memory.workload import Hardware, ModelShape, Workload
+from rljob_memory.workload import Workload
 
 PlanFacts = dict[str, Any]
 """Machine, model and work that a plan is computed from: JSON values by name."""
@@ -20,11 +23,25 @@ _SAME = 0.05
 _OF_PODS = ("host_memory_bytes", "controller_host_memory_bytes", "shared_memory_bytes", "excluded_nodes", "policy_gpus")
 
 
-def plan_facts(hardware: Hardware, model: ModelShape, workload: Workload) -> PlanFacts:
-    """The facts, except for those that change no size of the plan."""
-    facts = asdict(hardware) | asdict(model) | asdict(workload)
-    del facts["torch_version"]
-    return facts
+_OF_NO_SIZE = frozenset({"shared_memory_bytes", "kept_checkpoints", "caches_model", "caches_compiled_code"})
+"""Facts that change no size of a plan."""
+
+
+def plan_facts(setup: Setup) -> PlanFacts:
+    """The facts that change a size of the plan."""
+    facts = asdict(setup.hardware) | asdict(setup.model) | asdict(setup.work)
+    return {name: value for name, value in facts.items() if name not in _OF_NO_SIZE}
+
+
+def setup_of_facts(facts: PlanFacts) -> Setup | None:
+    """The setup that had these facts; None if they are of another version."""
+    parts: tuple[type[Any], ...] = (Workload, ModelShape, Hardware)
+    try:
+        return Setup(
+            *(part(**{name: facts[name] for name in part.__dataclass_fields__ if name in facts}) for part in parts)
+        )
+    except TypeError:
+        return None
 
 
 def differing_facts(then: PlanFacts, now: PlanFacts) -> list[str]:

@@ -19,8 +19,11 @@ from datetime import datetime
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Role
+from rljob_api.roles import LoraSpec
 from rljob_api.step_report import Evidence, MemoryPressure
+from rljob_memory.budget import Setup, budget
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.model_shape import with_adapters
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
@@ -264,6 +267,7 @@ _HELPING = {
     FailureClass.MODEL_WEIGHTS: (_ADAPTERS,),
     FailureClass.OPTIMIZER_STATE: (_MOMENTS, _ADAPTERS),
 }
+_BFLOAT16_BYTES = 2
 _SMALLEST_PART = 50
 """A saving of less than this part of a GPU is not worth another job."""
 
@@ -271,7 +275,7 @@ _SMALLEST_PART = 50
 def _own_advice(case: Case) -> str:
     """The settings of this job that help, without one that frees nothing."""
     of_class = case.failure_class.own_advice
-    if case.failure_class is not FailureClass.OPTIMIZER_STATE or case.profile is None:
+    if case.failure_class is not FailureClass.OPTIMIZER_STATE or case.setup is None:
         return of_class
     return of_class if OPTIMIZER_OFFLOAD.next_change(case) else messages.MORE_POLICY_GPUS
 
@@ -281,22 +285,20 @@ def _smaller_job_advice(case: Case) -> str:
 
     Settings that save less than the failure lacked are not named.
     """
-    profile = case.profile
-    if profile is None or not profile.device_total_bytes or not (case.role == "policy" or case.shares_gpu):
+    setup = case.setup
+    if setup is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return ""
-    least = max(profile.device_total_bytes // _SMALLEST_PART, case.need_bytes or 0)
-    saved = _savings(case)
+    least = max(setup.hardware.device_memory_bytes // _SMALLEST_PART, case.need_bytes or 0)
+    saved = _savings(setup, case.plan)
     helping = [(setting, saved[setting]) for setting in _HELPING.get(case.failure_class, ()) if saved[setting] >= least]
     return messages.smaller_job_message(helping) if helping else ""
 
 
-def _savings(case: Case) -> dict[str, int]:
-    """Bytes of one GPU by setting. A state in host memory takes none of it."""
-    profile, offloaded = case.profile, case.plan.optimizer_offload
-    assert profile is not None
-    kept = profile.trained_bytes + (0 if offloaded else profile.optimizer_bytes)
-    has_adapters_to_gain = profile.trained_bytes and profile.adapter_policy_bytes
-    return {
-        _MOMENTS: 0 if offloaded else profile.smaller_moments_bytes,
-        _ADAPTERS: max(kept - profile.adapter_policy_bytes, 0) if has_adapters_to_gain else 0,
-    }
+def _savings(setup: Setup, plan: MemoryPlan) -> dict[str, int]:
+    """Bytes of one GPU by setting, at the end of an update. A state in host memory takes none of it."""
+    smaller = {_MOMENTS: setup.with_work(moment_bytes=min(setup.work.moment_bytes, _BFLOAT16_BYTES))}
+    if not setup.model.adapter_parameters:
+        smaller[_ADAPTERS] = replace(setup, model=with_adapters(setup.model, LoraSpec().rank))
+    needed = budget(setup, plan).total("gpu", "optimizer")
+    saved = {setting: needed - budget(other, plan).total("gpu", "optimizer") for setting, other in smaller.items()}
+    return dict.fromkeys((_MOMENTS, _ADAPTERS), 0) | saved

@@ -12,7 +12,7 @@ from rljob_api.metadata import API_VERSION
 from rljob_api.plan_change import PlanChange
 from rljob_api.roles import PodTemplate
 from rljob_api.status import Role
-from rljob_memory.planning.prediction import Prediction
+from rljob_memory.budget import Budget
 from rljob_operator import labels
 from rljob_operator.objects.pod_layout import PodLayout, predict_memory
 from rljob_operator.settings import OperatorSettings
@@ -80,7 +80,7 @@ class JobAttempt:
         return PodLayout.of(self.spec)
 
     @cached_property
-    def prediction(self) -> Prediction | None:
+    def prediction(self) -> Budget | None:
         """Memory and disk that the pods are predicted to need; None if that is unknown."""
         return predict_memory(self.spec)
 

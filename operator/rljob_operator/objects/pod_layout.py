@@ -9,10 +9,17 @@ from rljob_api.job import RLJobSpec
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.status import Role
 from rljob_api.topology import WorkerPods, worker_pods
-from rljob_memory.planning.host_memory import DeviceKind, HostMemory
-from rljob_memory.planning.limits import limit_bytes, low_limits, memory_limit_in, request_bytes, resources_in
-from rljob_memory.planning.model_size import compute_bytes, shape_in_uri
-from rljob_memory.planning.prediction import Prediction, predict_before_plan
+from rljob_memory.budget import Budget
+from rljob_memory.hardware import DeviceKind
+from rljob_memory.model_shape import compute_bytes, shape_in_uri
+from rljob_memory.pod_memory import (
+    limit_bytes,
+    low_limits,
+    memory_limit_in,
+    predicted_budget,
+    request_bytes,
+    resources_in,
+)
 from rljob_operator.names import controller_pod_name, worker_pod_name
 
 
@@ -86,25 +93,26 @@ class PodLayout:
 # --- Predicted memory ---
 
 
-def predict_memory(spec: RLJobSpec) -> Prediction | None:
+def predict_memory(spec: RLJobSpec) -> Budget | None:
     """Return the prediction; None for another trainer, and for a model whose size is not in its URI."""
     if spec.trainer is not None:
         return None
     device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
     shape = shape_in_uri(spec, compute_bytes(spec, device))
-    return None if shape is None else predict_before_plan(spec, shape, device)
+    return None if shape is None else predicted_budget(spec, shape, device)
 
 
-def _host_memory(prediction: Prediction | None, role: Role) -> HostMemory | None:
-    if prediction is None or role == "controller":
+def _host_bytes(prediction: Budget | None, role: Role) -> int | None:
+    """Host memory of one pod of a role; None if nothing is predicted, or the role has no pods of its own."""
+    if prediction is None or role == "controller" or role not in prediction.pods():
         return None
-    return prediction.rollout if role == "rollout" else prediction.worker
+    return prediction.peak("host", pod=role)
 
 
-def predicted_request(prediction: Prediction | None, role: Role) -> str | None:
+def predicted_request(prediction: Budget | None, role: Role) -> str | None:
     """Return the memory request of a worker whose template has none; None if nothing is predicted."""
-    host = _host_memory(prediction, role)
-    return byte_quantity(request_bytes(host.peak_bytes)) if host else None
+    size_bytes = _host_bytes(prediction, role)
+    return None if size_bytes is None else byte_quantity(request_bytes(size_bytes))
 
 
 def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
@@ -113,8 +121,8 @@ def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
     None if it is the user's, or a LimitRange's, or if nothing is predicted. `limits: {memory: null}` in the template
     keeps a pod without a limit.
     """
-    host = _host_memory(predict_memory(spec), role)
-    if host is None:
+    size_bytes = _host_bytes(predict_memory(spec), role)
+    if size_bytes is None:
         return None
     resources = resources_in(getattr(spec, role).template)
     limits, requests = resources.get("limits"), resources.get("requests")
@@ -122,7 +130,7 @@ def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:
         return None
     requested = requests.get("memory") if isinstance(requests, Mapping) else None
     try:
-        return limit_bytes(host.peak_bytes, quantity_bytes(requested) if requested else 0)
+        return limit_bytes(size_bytes, quantity_bytes(requested) if requested else 0)
     except ValueError:
         return None  # a quantity that only the API server understands, such as 4e9
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import Role
+from rljob_memory.pod_memory import shared_memory_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.supporting_objects import ATTEMPT_SETTINGS_KEY, MANIFEST_KEY
@@ -57,8 +58,9 @@ class MountedVolume:
 def mounted_volumes(attempt: JobAttempt, role: Role) -> list[MountedVolume]:
     """Return the volumes of a pod. The root file system is read-only, so all output goes to a volume."""
     prediction = None if role == "controller" else attempt.prediction
-    shared_memory_bytes = max(attempt.settings.shared_memory_bytes, prediction.shared_memory_bytes if prediction else 0)
-    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": byte_quantity(shared_memory_bytes)}}
+    predicted_bytes = shared_memory_bytes(prediction) if prediction else 0
+    size = byte_quantity(max(attempt.settings.shared_memory_bytes, predicted_bytes))
+    memory = {"emptyDir": {"medium": "Memory", "sizeLimit": size}}
     home = {"HOME": _HOME, "USER": "rljob", "XDG_CACHE_HOME": f"{_HOME}/.cache"}
     volumes = [
         MountedVolume(SHARED_MEMORY_VOLUME, memory, "/dev/shm"),

@@ -14,7 +14,7 @@ from rljob_api.attempt_settings import AttemptSettings
 from rljob_api.metadata import API_VERSION, GROUP, checkpoint_claim_name
 from rljob_api.plan_change import PlanChange
 from rljob_api.quantity import byte_quantity
-from rljob_memory.planning.limits import claim_bytes
+from rljob_memory.pod_memory import claim_bytes
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import JobAttempt, Manifest, job_object, object_metadata, shared_metadata
 from rljob_operator.objects.strategic_merge import InvalidTemplate
@@ -90,7 +90,7 @@ def _checkpoint_claim(attempt: JobAttempt) -> Manifest:
     checkpoint, settings = attempt.spec.checkpoint, attempt.settings
     size_bytes = checkpoint.size or settings.checkpoint_claim_bytes
     if checkpoint.size is None and attempt.prediction is not None:
-        size_bytes = claim_bytes(attempt.prediction.disk.total_bytes, settings.checkpoint_claim_bytes)
+        size_bytes = claim_bytes(attempt.prediction.peak("disk"), settings.checkpoint_claim_bytes)
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": byte_quantity(size_bytes)}},

@@ -13,6 +13,7 @@ from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanCh
 from rljob_api.quantity import byte_quantity
 from rljob_api.status import OutOfMemoryStatus, Role
 from rljob_api.step_report import Evidence
+from rljob_memory.budget import setup_of
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
 from rljob_memory.recovery.constraints import policy_growth
@@ -67,7 +68,7 @@ def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
     return Constraints(
         settings=view.spec.memory,
         recovery=view.spec.recovery,
-        profile=view.memory_profile,
+        setup=setup_of(view.spec, view.memory_facts),
         levels=frozenset({"ReplacePods", "RestartInPlace"} if can_restart_in_place(view) else {"ReplacePods"}),
         supported_settings=None if trainer is None else trainer.changeable_settings,
         without_gpus=trainer is not None and view.spec.policy.gpus_per_replica == 0,

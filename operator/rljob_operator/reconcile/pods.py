@@ -98,7 +98,7 @@ def begin_in_place(view: JobView, draft: StatusDraft) -> Desired | None:
     ended, plan = view.attempt, view.status.plan
     if ended is None or not can_restart_in_place(view) or _needs_new_pods(ended, view):
         return None
-    if plan_of_next_attempt(view.job.spec, plan, view.memory_profile) != plan:
+    if plan_of_next_attempt(view.job.spec, plan, view.memory_facts) != plan:
         return None
     objects = build(view, ended.number + 1)
     if isinstance(objects, str) or _digests(objects) != {pod.name: pod.spec_digest for pod in view.pods}:

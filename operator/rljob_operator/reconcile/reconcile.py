@@ -293,7 +293,7 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_profile)
+    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_facts)
     start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
     draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
     last, retries = draft.attempt, 0

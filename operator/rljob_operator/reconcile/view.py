@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_api.job import RLJob, RLJobSpec, grown_spec
-from rljob_api.memory_profile import MemoryProfile
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus, Role, RolePods
 from rljob_api.step_report import PendingExit, StepReportStatus
 from rljob_operator.objects.pod_layout import PodLayout
@@ -76,9 +76,9 @@ class JobView:
         return self.spec.trainer is None
 
     @property
-    def memory_profile(self) -> MemoryProfile | None:
+    def memory_facts(self) -> MemoryFacts | None:
         """Profile that RLJob's own trainer has reported."""
-        return self.report.memory_profile if self.report else None
+        return self.report.memory_facts if self.report else None
 
     @property
     def controller(self) -> ObservedPod | None:

@@ -1,13 +1,18 @@
-"""Memory plans, memory profiles and snapshots of failed requests for tests."""
+"""Memory plans, setups of budgets and snapshots of failed requests for tests."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
+from rljob_memory.budget import Setup, facts_of
 from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.workload import Workload
 
 _GIB = 1 << 30
 
@@ -28,23 +33,24 @@ def memory_plan(**changes: Any) -> MemoryPlan:
     return MemoryPlan(**(fields | changes))
 
 
-def memory_profile(**changes: Any) -> MemoryProfile:
-    """The profile of a small model on a GPU of 80 GiB, with the fields in `changes` replaced."""
-    fields: dict[str, Any] = {
-        "policy_ranks": 1,
-        "longest_sequence_tokens": 64,
-        "smallest_kv_cache_bytes": _GIB // 64,
-        "largest_parameter_bytes": _GIB // 64,
-        "weight_bytes": _GIB,
-        "optimizer_bytes": 4 * _GIB,
-        "activation_bytes_per_token": 1 << 20,
-        "checkpointed_activation_bytes_per_token": 1 << 16,
-        "logits_bytes_per_token": 1 << 20,
-        "device_total_bytes": 80 * _GIB,
-        "host_memory_bytes": 128 * _GIB,
-        "shared_memory_bytes": 8 * _GIB,
-    }
-    return MemoryProfile(**(fields | changes))
+def memory_setup(**changes: Any) -> Setup:
+    """A model of 0.5 billion parameters on a GPU of 80 GiB, with the fields in `changes` of workload, model or machine
+    replaced."""
+    parts = (
+        Workload(16, 8, max_prompt_tokens=16, max_response_tokens=48),
+        ModelShape(500_000_000, 24, 896, 2, 64, 8_192, bytes_per_parameter=2, heads=14, intermediate=4864),
+        Hardware("cuda", 80 * _GIB, 128 * _GIB, shared_memory_bytes=8 * _GIB, layers_compiled=True),
+    )
+    work, model, hardware = (
+        replace(part, **{name: value for name, value in changes.items() if name in type(part).__dataclass_fields__})
+        for part in parts
+    )
+    return Setup(work, model, hardware)  # type: ignore[arg-type]
+
+
+def memory_facts(**changes: Any) -> MemoryFacts:
+    """What a trainer reports of `memory_setup`."""
+    return facts_of(memory_setup(**changes))
 
 
 BEGUN = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord
 from rljob_client.run_directory.summary import summarize
+from rljob_memory.budget import budget
+from rljob_memory.recovery.other_machine import plan_facts
+from rljob_testing.memory_plans import memory_plan, memory_setup
 from rljob_trainer.display.run_display import clock, plain_console, short_seconds, sparkline
 from rljob_trainer.display.summary_table import print_summary
 from tests.unit.ledger.samples import plan_change_record, step_record
@@ -35,6 +38,21 @@ def test_it_shows_the_result_of_the_run() -> None:
     assert "60%  600 ms" in text
     assert "2.00 GiB  reserved by torch on its GPU" in text
     assert "runs/digits" in text
+
+
+def test_it_compares_peaks_and_seconds_with_the_prediction() -> None:
+    setup, plan = memory_setup(), memory_plan()
+    begun = AttemptRecord(attempt=1, started_at=0.0, resumed_from=0, plan=plan.model_dump(mode="json", by_alias=True))
+    text = printed(
+        [
+            begun.model_copy(update={"plan_facts": plan_facts(setup)}),
+            step_record(1, memory_bytes={"policy-0": {"update": 2 << 30}}),
+        ],
+        ExitCode.COMPLETE,
+    )
+    predicted = budget(setup, plan).in_torch("policy", "update") / (1 << 30)
+    assert f"2.00 GiB  reserved by torch on its GPU; {predicted:.2f} predicted" in text
+    assert f"60%  600 ms  {short_seconds(budget(setup, plan).seconds('rollout'))} predicted" in text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from rljob_api.exit_codes import ExitCode
 from rljob_client.run_directory.records import AttemptRecord, LedgerRecord, RestoreRecord, RewardStatistics
 from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend
 from rljob_client.run_directory.summary import PeakMemory, Summary, summarize
+from rljob_memory.budget import budget
+from rljob_memory.recovery.other_machine import plan_facts
+from rljob_testing.memory_plans import memory_plan, memory_setup
 from tests.unit.ledger.samples import GIB, plan_change_record, step_record
 
 
@@ -46,6 +49,26 @@ def test_peak_memory_is_the_highest_rank_and_phase_of_each_role() -> None:
     summary = summary_of([step_record(1, memory_bytes=memory), step_record(2, memory_bytes={})])
     assert summary.peak_memory["policy"] == PeakMemory(gib=4.0, counts="device")
     assert set(summary.peak_memory) == {"policy", "rollout"}
+
+
+def test_peaks_and_seconds_stand_next_to_those_of_the_last_plans_budget() -> None:
+    setup, plan = memory_setup(), memory_plan()
+    begun = attempt(1, 0.0).model_copy(
+        update={"plan": plan.model_dump(mode="json", by_alias=True), "plan_facts": plan_facts(setup)}
+    )
+    step = step_record(1, memory_bytes={"policy-0": {"update": GIB}, "rollout-0": {"rollout": 2 * GIB}})
+    predicted, summary = budget(setup, plan), summary_of([begun, step])
+    peaks = {role: peak.predicted_gib for role, peak in summary.peak_memory.items()}
+    assert peaks == {
+        "policy": predicted.in_torch("policy", "update") / GIB,
+        "rollout": predicted.in_torch("engine", "rollout") / GIB,
+    }
+    assert summary.predicted_seconds == predicted.seconds_by_phase
+    changed = plan_change_record(2)
+    assert summary_of([begun, changed, step]).predicted_seconds == budget(setup, changed.plan).seconds_by_phase
+    for facts in ({}, plan_facts(memory_setup(device="cpu")), {"parameters": 7}):
+        other = begun.model_copy(update={"plan_facts": facts})
+        assert summary_of([other, step]).predicted_seconds == {}
 
 
 def test_attempts_and_plan_changes_are_counted_once() -> None:

@@ -21,7 +21,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
 from rljob_client.model_files import weight_shapes
-from rljob_memory.planning.model_size import shape_in_uri
+from rljob_memory.model_shape import shape_in_uri
 from rljob_testing.hub_server import REPOSITORY, HubServer, served_hub
 from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint
 from rljob_trainer.models.hub import HubUnreachable, _may_pass, resolve_description

@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
 from rljob_client.errors import BadInput
+from rljob_client.model_dimensions import described_dimensions
 from rljob_testing.supported_models import KINDS, TRAINED, Kind
-from rljob_trainer.models.checkpoint import described_dimensions, require_same_rope, validate_checkpoint
+from rljob_trainer.models.checkpoint import require_same_rope, validate_checkpoint
 from rljob_trainer.models.consistency import require_same_window, require_trainable, require_trainable_settings
 from rljob_trainer.models.lora_targets import adapted_layers, described_layers
 from rljob_trainer.models.resolve import resolve_model

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from rljob_client.errors import BadInput, RunError
-from rljob_memory.planning.host_memory import object_store_bytes
+from rljob_memory.budget.host import object_store_bytes
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
 from rljob_trainer.errors import WorkerLost

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rljob_api.plan_change import Phase
 from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, StepReport, StepReportStatus
 from rljob_memory.sample import MemorySample
-from rljob_testing.memory_plans import memory_plan, memory_profile
+from rljob_testing.memory_plans import memory_facts, memory_plan
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_trainer.step_report import reporter as reporter_module
 from rljob_trainer.step_report.api_server import NoAnswer, encoded
@@ -165,14 +165,14 @@ def test_steps_wait_for_the_interval_and_changes_are_sent_at_once(monkeypatch: p
     assert (report.attempt, report.plan, report.plan_generation) == (2, PLAN, PLAN.generation)
     assert (report.step, report.reward, report.tokens_per_second) == (2, 0.5, 1000.0)
     assert report.update_time is not None
-    reporter.memory_profile_found(memory_profile(), [plan_change(2, seconds=1.0)])
+    reporter.memory_facts_found(memory_facts(), [plan_change(2, seconds=1.0)])
     for step in range(3, 101):
         reporter.phase_began(step, "rollout")
         reporter.step_committed(step_record(step, reward=step / 100), {})
     reporter.failed(EVIDENCE)
     report = store.wait_for(2)
     assert (report.step, report.reward, report.last_evidence) == (100, 1.0, EVIDENCE)
-    assert report.memory_profile == memory_profile()
+    assert report.memory_facts == memory_facts()
     reporter.plan_changed(plan_change(3, step=5), plan_change_record(3, micro_batch_tokens=1024).plan)
     report = store.wait_for(3)
     assert report.plan is not None

@@ -30,7 +30,7 @@ from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
-from rljob_testing.memory_plans import memory_plan, memory_profile
+from rljob_testing.memory_plans import memory_plan, memory_setup
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -61,7 +61,7 @@ from tests.unit.trainer.simulated_roles import (
 
 STEPS = 6
 GIB = 1 << 30
-PROFILE = memory_profile()
+SETUP = memory_setup()
 FIRST_PLAN = memory_plan(micro_batch_tokens=1 << 14, kv_cache_bytes=16 * GIB, sync_bucket_bytes=GIB)
 
 
@@ -170,9 +170,7 @@ class Job:
                 attempt=record.attempt,
                 directory=self.directory,
                 changes=changes,
-                constraints=Constraints(
-                    memory, RecoverySpec(max_adjustments=self.max_adjustments), PROFILE, self.levels
-                ),
+                constraints=Constraints(memory, RecoverySpec(max_adjustments=self.max_adjustments), SETUP, self.levels),
                 roles=cast(Any, roles),
                 checkpointing=checkpointing,
                 settings_under=cast(Any, lambda plan: plan),

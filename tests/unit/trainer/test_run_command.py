@@ -20,7 +20,6 @@ from rljob_api.manifest import load_manifest
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.planning.prediction import Disk
 from rljob_memory.sizes import GIB
 from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -219,7 +218,7 @@ def test_the_summary_of_a_complete_run_is_kept(committed: int, status: str, is_k
     assert ("20 committed; algorithm.steps is 8" in command.printed) is complete
 
 
-DISK = Disk(checkpoint_bytes=10 * GIB, checkpoints=3, model_bytes=2 * GIB, cache_bytes=0, compiled_bytes=0)
+CHECKPOINT_BYTES, MODEL_BYTES = 10 * GIB, 2 * GIB
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_free_disk_is_compared_with_the_files_to_come(
     full = outcome.startswith("the disk is full")
     warnings: list[str] = []
     with pytest.raises(OutputUnavailable, match=outcome) if full else nullcontext():
-        attempt_plan.require_free_disk(job, DISK, directory, last_step, warnings.append)
+        attempt_plan.require_free_disk(job, CHECKPOINT_BYTES, MODEL_BYTES, directory, last_step, warnings.append)
     assert [outcome in text for text in warnings] == [True] * bool(outcome and not full)
 
 

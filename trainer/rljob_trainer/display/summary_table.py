@@ -67,7 +67,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "start-up", short_seconds(summary.startup_seconds)
     yield from _plan_change_rows(summary)
     for role, peak in sorted(summary.peak_memory.items()):
-        yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}[/]"
+        predicted = "" if peak.predicted_gib is None else f"; {peak.predicted_gib:.2f} predicted"
+        yield f"peak memory, {role}", f"{peak.gib:.2f} GiB  [dim]{_MEMORY_COUNTED[peak.counts]}{predicted}[/]"
 
 
 def _reward(summary: Summary, last: float) -> str:
@@ -85,7 +86,9 @@ def _phase_rows(summary: Summary, whole_seconds: float) -> Iterator[tuple[str, s
             continue
         share = seconds.sum / whole_seconds
         bar = "━" * max(1, round(share * _BAR_WIDTH))
-        yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}"
+        predicted = summary.predicted_seconds.get(name)
+        compared = "" if predicted is None else f"  [dim]{short_seconds(predicted)} predicted[/]"
+        yield f"  {name}", f"[cyan]{bar:<{_BAR_WIDTH}}[/] {share:>4.0%}  {short_seconds(seconds.mean)}{compared}"
 
 
 def _plan_change_rows(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rljob_client.errors import BadInput
+from rljob_client.model_dimensions import ADVICE, is_tied
 from rljob_client.model_files import ADAPTER, read_config, stored_types, weight_shapes
-from rljob_trainer.models.checkpoint import ADVICE, is_tied, read_generation_config, ropes_of
+from rljob_trainer.models.checkpoint import read_generation_config, ropes_of
 from rljob_trainer.models.lora_targets import described_layers
 
 _FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_client.errors import BadInput
+from rljob_client.model_dimensions import described_dimensions
 from rljob_client.model_files import read_config
-from rljob_trainer.models.checkpoint import described_dimensions, policy_weight_shapes
+from rljob_trainer.models.checkpoint import policy_weight_shapes
 
 MatrixShapes = Mapping[str, tuple[int, ...]]
 """Rows and columns of a weight, by the name of its layer."""

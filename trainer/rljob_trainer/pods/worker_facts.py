@@ -107,6 +107,7 @@ def _machine(workers: Sequence[WorkerFacts]) -> Machine:
         host_memory_bytes=len(machines) * min(machine.host_memory_bytes for machine in machines),
         cores=len(machines) * min(machine.cores for machine in machines),
         gpu_capability=min((each.gpu_capability for each in machines if each.gpu_capability), default=None),
+        gpu_name=machines[0].gpu_name,
     )
 
 

@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from rljob_client.errors import BadInput
+from rljob_client.model_dimensions import ADVICE
 from rljob_client.model_files import files_of_weights, read_config
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
-from rljob_trainer.models.checkpoint import ADVICE, policy_weight_shapes
+from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.models.consistency import scaled_head_settings
 from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.interrupted_pass import initialize

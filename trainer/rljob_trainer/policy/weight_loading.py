@@ -26,7 +26,7 @@ PIECE_ELEMENTS = 1 << 23
 """Numbers that are read at once; a longer row is read as a whole."""
 
 READERS = 4
-"""Threads: one alone waits for the disk. `rljob_memory.planning.host_memory.READING_BYTES` follows from both."""
+"""Threads: one alone waits for the disk. `rljob_memory.budget.host.READING_BYTES` follows from both."""
 
 
 @contextmanager

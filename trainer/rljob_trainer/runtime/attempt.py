@@ -20,11 +20,9 @@ from rljob_api.step_report import Evidence
 from rljob_client.errors import BadInput, RunError
 from rljob_client.run_directory.durable_files import writing
 from rljob_client.run_directory.ledger import Ledger
-from rljob_memory.plan import compiles_ahead
-from rljob_memory.planning.host_memory import object_store_bytes
-from rljob_memory.planning.prediction import copies_in_host_memory
+from rljob_memory.budget import compiles_ahead, copies_with_room
+from rljob_memory.budget.host import object_store_bytes
 from rljob_memory.recovery import RecoveryState
-from rljob_memory.workload import workload_of
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -124,7 +122,8 @@ class Attempt:
             files_in_memory = is_in_memory(model.directory)
 
             def settings_under(plan: MemoryPlan) -> RoleSettings:
-                copies = copies_in_host_memory(spec, planned.shape, plan, planned.hardware)
+                setup = planned.setup
+                copies = copies_with_room(setup, plan)
                 return role_settings(
                     spec,
                     plan,
@@ -135,8 +134,7 @@ class Attempt:
                     allocator_environments=self.supervision.allocator_environments,
                     snapshots=copies.snapshot,
                     checkpoint_copy=bool(copies.checkpoint),
-                    compile_ahead=hosts.layers_compiled
-                    and compiles_ahead(planned.hardware, planned.shape, workload_of(spec), plan),
+                    compile_ahead=hosts.layers_compiled and compiles_ahead(setup, plan),
                     copy_frozen_weights=copies.frozen and not files_in_memory,
                 )
 

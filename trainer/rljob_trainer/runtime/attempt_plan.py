@@ -12,26 +12,27 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_client.errors import OutputUnavailable
+from rljob_client.plan_command import seconds_line
 from rljob_client.run_directory.durable_files import free_bytes
 from rljob_client.run_directory.ledger import Ledger
+from rljob_memory.budget import Budget, Setup, budget, facts_of, host
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import with_pins
-from rljob_memory.planning.prediction import Disk, copies_in_host_memory, predict
-from rljob_memory.recovery import Constraints, RecoveryState, profile_of
+from rljob_memory.pod_memory import summary
+from rljob_memory.recovery import Constraints, RecoveryState
 from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
-from rljob_memory.recovery.profile import shares_gpu
 from rljob_memory.sizes import human_bytes
-from rljob_memory.workload import Hardware, ModelShape, workload_of
+from rljob_memory.workload import workload_of
 from rljob_trainer.display.run_display import RunDisplay
-from rljob_trainer.hardware import Device, Machine
+from rljob_trainer.hardware import Machine
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions
 from rljob_trainer.recovery.plan_changes import PlanChanges, facts_of_plan
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.placement import RoleHosts
-from rljob_trainer.runtime.role_settings import dtype_of
 from rljob_trainer.runtime.run_inputs import ModelInput
 
 log = structlog.get_logger()
@@ -75,9 +76,8 @@ class AttemptPlan:
     facts: PlanFacts
     """The facts that the plan is computed for."""
 
-    shape: ModelShape
-
-    hardware: Hardware
+    setup: Setup
+    """The job's work, model and machine."""
 
 
 def plan_attempt(
@@ -97,35 +97,47 @@ def plan_attempt(
     `state`: at the start of the attempt. Warns if the host's memory or disk may not suffice. Raises `OutputUnavailable`
     if the disk cannot hold a checkpoint and the model.
     """
-    hardware, workload = hardware_of(hosts), workload_of(spec)
-    shape = shape_for_plan(model.dimensions, spec, hosts.device, model.adapter_parameters)
-    profile = profile_of(
-        hardware, shape, workload, fused=hosts.layers_compiled, shared_memory_bytes=hosts.shared_memory_bytes
-    )
-    plan = fresh = first_plan(spec.memory, hardware, shape, workload, fused=hosts.layers_compiled)
-    facts = plan_facts(hardware, shape, workload)
+    shape = model.dimensions.shape(compute_bytes(spec, hosts.device), model.adapter_parameters)
+    setup = Setup(workload_of(spec), shape, hardware_of(hosts))
+    plan = fresh = first_plan(spec.memory, setup)
+    facts = plan_facts(setup)
     if state.plan is not None:
         plan = state.plan
         if differences := differing_facts(facts_of_plan(ledger, plan), facts):
             log.info("computing the memory plan again", differences=differences)
             display.note(f"Computing the memory plan again: {', '.join(differences)}")
             plan = rederived(plan, state.changes, fresh)
-        plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu(profile))
-    prediction = predict(spec, shape, plan, hosts.device, copies_in_host_memory(spec, shape, plan, hardware))
-    profile = profile.model_copy(update={"predicted_host_memory_bytes": prediction.worker.peak_bytes})
-    needed = spec.policy.replicas * prediction.worker.peak_bytes
-    if needed > hardware.host_memory_bytes:
+        shares_gpu = hosts.device == "cuda" and setup.work.is_colocated
+        plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu)
+    predicted, available = budget(setup, plan), setup.hardware.host_memory_bytes
+    if hosts.device == "cuda":
+        _announce(setup, predicted, display)
+    needed = setup.work.policy_pods * predicted.peak("host")
+    if needed > available:
         display.warning(
-            f"The job is predicted to need {human_bytes(needed)} of host memory, and has "
-            f"{human_bytes(hardware.host_memory_bytes)}; predicted: {prediction.summary()}"
+            f"The job is predicted to need {human_bytes(needed)} of host memory, and has {human_bytes(available)}; "
+            f"predicted: {summary(predicted, spec, shape)}"
         )
-    require_free_disk(spec, prediction.disk, directory, ledger.last_step, display.warning)
+    disk = host.checkpoint_bytes(setup.work, shape), predicted.bytes_of("trained model", "disk")
+    require_free_disk(spec, *disk, directory, ledger.last_step, display.warning)
     changes = PlanChanges(ledger, replace(state, plan=plan))
-    listener.memory_profile_found(profile, changes.own)
+    listener.memory_facts_found(facts_of(setup), changes.own)
     listener.attempt_began(plan, ledger.steps, display.warning)
     growth = None if supervision.by_operator else policy_growth(spec, "RestartInPlace", room=_room(spec, hosts))
-    constraints = Constraints(spec.memory, spec.recovery, profile, supervision.levels, growth=growth)
-    return AttemptPlan(changes, constraints, facts, shape, hardware)
+    constraints = Constraints(spec.memory, spec.recovery, setup, supervision.levels, growth=growth)
+    return AttemptPlan(changes, constraints, facts, setup)
+
+
+def _announce(setup: Setup, predicted: Budget, display: RunDisplay) -> None:
+    """Print what the budget predicts, in two lines, and warn if the job does not fit."""
+    peaks = ", ".join(f"{phase} {human_bytes(predicted.peak('gpu', phase))}" for phase in predicted.seconds_by_phase)
+    display.note(f"predicted for a GPU of {human_bytes(setup.hardware.device_memory_bytes)}: {peaks}")
+    display.note(seconds_line(predicted))
+    if (missing := setup.missing_bytes(predicted)) > 0:
+        display.warning(
+            f"The job is predicted to need {human_bytes(missing)} more GPU memory than is planned with; "
+            "`rljob plan` lists what would fit"
+        )
 
 
 def hardware_of(hosts: RoleHosts) -> Hardware:
@@ -134,7 +146,9 @@ def hardware_of(hosts: RoleHosts) -> Hardware:
         device_memory_bytes=min(hosts.machine.gpu_memory_bytes) if hosts.device == "cuda" else 0,
         engine_device_memory_bytes=0 if hosts.engine_machine == hosts.machine else _gpu_bytes(hosts.engine_machine),
         host_memory_bytes=hosts.machine.host_memory_bytes,
-        torch_version=hosts.torch_version,
+        gpu=hosts.machine.gpu_name[:64],
+        shared_memory_bytes=hosts.shared_memory_bytes,
+        layers_compiled=hosts.layers_compiled,
     )
 
 
@@ -142,41 +156,29 @@ def _gpu_bytes(machine: Machine) -> int:
     return min(machine.gpu_memory_bytes, default=0)
 
 
-def shape_for_plan(
-    dimensions: ModelDimensions, spec: RLJobSpec, device: Device, adapter_parameters: int = 0
-) -> ModelShape:
-    """`adapter_parameters`: of low-rank adapters; 0 without."""
-    return ModelShape(
-        parameters=dimensions.parameters,
-        layers=dimensions.layers,
-        hidden=dimensions.hidden,
-        kv_heads=dimensions.kv_heads,
-        head_dim=dimensions.head_dim,
-        vocabulary=dimensions.vocabulary,
-        heads=dimensions.heads,
-        intermediate=dimensions.intermediate,
-        bytes_per_parameter=2 if dtype_of(spec, device) == "bfloat16" else 4,
-        adapter_parameters=adapter_parameters,
-    )
-
-
 def require_free_disk(
-    spec: RLJobSpec, disk: Disk, directory: OutputDirectory, last_step: int, warn: Callable[[str], None]
+    spec: RLJobSpec,
+    checkpoint_bytes: int,
+    model_bytes: int,
+    directory: OutputDirectory,
+    last_step: int,
+    warn: Callable[[str], None],
 ) -> None:
     """Raise `OutputUnavailable` if a checkpoint and the model cannot fit; warn if those that are kept may not.
 
-    `last_step`: the last committed one. Checkpoints that exist count as written.
+    `checkpoint_bytes`, `model_bytes`: sizes of one checkpoint and of the trained model. `last_step`: the last committed
+    one. Checkpoints that exist count as written.
     """
     due = -(-max(spec.algorithm.steps - last_step, 0) // spec.checkpoint.every_steps)
     kept = CheckpointStore(directory.checkpoints, spec.checkpoint.keep).count()
-    missing, free = max(0, min(due, disk.checkpoints - kept)), free_bytes(directory.path)
-    if free >= disk.model_bytes + missing * disk.checkpoint_bytes:
+    missing, free = max(0, min(due, spec.checkpoint.keep + 1 - kept)), free_bytes(directory.path)
+    if free >= model_bytes + missing * checkpoint_bytes:
         return
     message = (
         f"{directory.path} has {human_bytes(free)} of free disk; the model is predicted to need "
-        f"{human_bytes(disk.model_bytes)}, and {missing} more checkpoints {human_bytes(disk.checkpoint_bytes)} each"
+        f"{human_bytes(model_bytes)}, and {missing} more checkpoints {human_bytes(checkpoint_bytes)} each"
     )
-    if free < disk.model_bytes + min(missing, 1) * disk.checkpoint_bytes:
+    if free < model_bytes + min(missing, 1) * checkpoint_bytes:
         raise OutputUnavailable(f"the disk is full: {message}. Free some space, or give another --output.")
     warn(f"{message}. Free some space, or lower checkpoint.keep ({spec.checkpoint.keep})")
 

@@ -48,7 +48,7 @@ def role_settings(
     """The settings of both roles.
 
     `snapshots`, `checkpoint_copy`, `copy_frozen_weights`: copies that policy ranks keep in host memory, to undo an
-    update, for a checkpoint, and of weights that are not trained (`rljob_memory.planning.host_memory.Copies`).
+    update, for a checkpoint, and of weights that are not trained (`rljob_memory.budget.Copies`).
     `compile_ahead`: they compile while the engines start (`compiles_ahead`).
     `allocator_environments`: environment variables of the CUDA allocator by role. A role without an entry gets the
     defaults of `rljob_memory`.

@@ -18,11 +18,12 @@ import structlog
 
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
+from rljob_client.model_dimensions import ModelDimensions
 from rljob_client.model_files import weight_files
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.models.checkpoint import ModelDimensions, load_tokenizer, model_dimensions
+from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions
 from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model

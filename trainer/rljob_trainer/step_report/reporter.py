@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, Phase, PlanChange, Role
 from rljob_api.step_report import (
     MAX_RANKS_REPORTED,
@@ -66,9 +66,9 @@ class StepReporter(RunListener):
         last = _step_fields(committed[-1]) if committed else {}
         self._set(urgent=True, plan=plan, plan_generation=plan.generation, step=len(committed), **last)
 
-    def memory_profile_found(self, profile: MemoryProfile, changes: Sequence[PlanChange]) -> None:
+    def memory_facts_found(self, facts: MemoryFacts, changes: Sequence[PlanChange]) -> None:
         self._changes = {change.generation: change for change in changes}
-        self._set(memory_profile=profile, plan_changes=self._latest_changes())
+        self._set(memory_facts=facts, plan_changes=self._latest_changes())
 
     def phase_began(self, step: int, phase: Phase) -> None:
         self._set(phase=phase)

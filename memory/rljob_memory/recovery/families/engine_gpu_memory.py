@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rljob_memory.budget import Place, budget
+from rljob_memory.budget.gpu import SMALLEST_KV_CACHE_BYTES, smallest_kv_cache_bytes
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
@@ -26,24 +28,23 @@ def _sync_bucket(case: Case) -> Change | None:
     H200 allocated twice their bytes. In shared memory there is only the packed copy. None if less than an eighth of the
     bucket is left to free: the first plan's bucket is that of the largest parameter, rounded up.
     """
-    before, profile = case.plan.sync_bucket_bytes, case.profile
-    if profile:
-        before = min(before, profile.weight_bytes)
-    least = profile.largest_parameter_bytes if profile else _SMALLEST_OF_ANOTHER_TRAINER_BYTES
+    before, setup = case.plan.sync_bucket_bytes, case.setup
+    if setup:
+        before = min(before, setup.model.weight_bytes)
+    least = setup.model.largest_parameter_bytes if setup else _SMALLEST_OF_ANOTHER_TRAINER_BYTES
     after = max(before // 2, least, _SMALLEST_BUCKET_BYTES)
     if after > before - before // 8 or not _in_sync(case):
         return None
     in_shared_memory = case.failure_class is FailureClass.SHARED_MEMORY
     if in_shared_memory and case.on_gpu:
         return None
-    if profile is None:
-        return Change(after, None)
-    return Change(after, (1 if in_shared_memory else 2) * (before - after))
+    place: Place | None = "shm" if in_shared_memory else None
+    return Change(after, case.freed_bytes({"sync_bucket_bytes": after}, "sync", place))
 
 
 def _in_sync(case: Case) -> bool:
     """Another trainer does not report this phase, but its stack may show it."""
-    not_reported = case.profile is None and case.failure_class is FailureClass.WEIGHT_SYNC_SPIKE
+    not_reported = case.setup is None and case.failure_class is FailureClass.WEIGHT_SYNC_SPIKE
     return case.phase == "sync" or not_reported
 
 
@@ -51,14 +52,18 @@ def _weight_export(case: Case) -> Change | None:
     """Expected: the buffer, as large as a bucket or the largest parameter."""
     if not case.shares_gpu or case.role != "policy":
         return None
-    export, buffer = case.plan.weight_export, case.plan.sync_bucket_bytes
-    if case.profile:
-        buffer = max(buffer, case.profile.largest_parameter_bytes)
-    if export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION and case.phase == "sync":
-        return Change("ReservedBuffer", buffer)
-    if export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
-        return Change("SwitchSegments", buffer)
+    plan = case.plan
+    if plan.weight_export == "SwitchSegments" and case.failure_class is FailureClass.FRAGMENTATION:
+        return Change("ReservedBuffer", _buffer_bytes(case)) if case.phase == "sync" else None
+    if plan.weight_export == "ReservedBuffer" and case.failure_class in _OF_THE_UPDATE and case.phase == "update":
+        return Change("SwitchSegments", _buffer_bytes(case))
     return None
+
+
+def _buffer_bytes(case: Case) -> int:
+    if case.setup is None:
+        return case.plan.sync_bucket_bytes
+    return budget(case.setup, case.plan).bytes_of("packed bucket", "gpu")
 
 
 SYNC_BUCKET = Family(
@@ -93,13 +98,10 @@ def _rollout_sleep(case: Case) -> Change | None:
     """Expected: the engine's weights and its KV cache on the GPU; its weights in host memory."""
     if not case.shares_gpu:
         return None
-    level, weights = case.plan.rollout_sleep_level, case.profile.weight_bytes if case.profile else None
-    if case.failure_class is FailureClass.HOST_MEMORY:
-        return Change("Level2", weights) if level == 1 else None
-    if level > 0 or case.role != "policy":
+    level, on_host = case.plan.rollout_sleep_level, case.failure_class is FailureClass.HOST_MEMORY
+    if level != 1 if on_host else level > 0 or case.role != "policy":
         return None
-    expected = None if weights is None else weights + case.plan.kv_cache_bytes
-    return Change("Level2", expected)
+    return Change("Level2", case.freed_bytes({"rollout_sleep": "Level2"}, "update", "host" if on_host else "gpu"))
 
 
 ROLLOUT_SLEEP = Family("rollout_sleep", _HELPED_BY_SLEEP, "RespawnRole", "rollout", _rollout_sleep)
@@ -120,7 +122,6 @@ _HELPED_BY_SMALLER_KV_CACHE = frozenset(
     }
 )
 _LEAST_SHRINK = 0.25
-_SMALLEST_BYTES = 64 * MIB
 _MARGIN = 1.05
 
 
@@ -135,19 +136,19 @@ def _kv_cache(case: Case) -> Change | None:
     before = case.plan.kv_cache_bytes
     if not _in_the_way(case):
         return None
-    smallest = max(case.profile.smallest_kv_cache_bytes if case.profile else 0, _SMALLEST_BYTES)
+    smallest = smallest_kv_cache_bytes(case.setup.work, case.setup.model) if case.setup else SMALLEST_KV_CACHE_BYTES
     wanted = before - max(_missing_bytes(case, before), int(before * _LEAST_SHRINK))
     after = -(-max(wanted, smallest) // MIB) * MIB
     if after >= before:
         return None
-    return Change(after, before - after if case.profile else None)  # another trainer's cache has an unknown size
+    return Change(after, before - after if case.setup else None)  # another trainer's cache has an unknown size
 
 
 def _missing_bytes(case: Case, before: int) -> int:
     """The size of another trainer's cache is unknown: of the plan's, the part that its engine's whole share lacked,
     and a little more, because it rounds shares."""
     need = case.need_bytes or 0
-    if case.profile is not None:
+    if case.setup is not None:
         return need
     share = case.number("wanted_bytes")
     return int(before * _MARGIN * need / share) if share else 0
@@ -164,7 +165,7 @@ def _larger(case: Case, needed: int) -> Change | None:
 
 def _in_the_way(case: Case) -> bool:
     if not case.on_gpu:
-        return case.role != "controller" and case.profile is not None  # another trainer's engine is on GPUs
+        return case.role != "controller" and case.setup is not None  # another trainer's engine is on GPUs
     return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.kv_cache_is_awake)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from rljob_api.plan_change import RemedyLevel
+from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.plan_settings import text_of
 from rljob_memory.recovery.failure import Case
@@ -33,14 +34,14 @@ def _controllers(case: Case) -> Change | None:
 
 def _limit_bytes(case: Case) -> int | None:
     """The limit of the failed container, or the host memory of its machine; None if neither is known."""
-    of_the_profile = case.profile.host_memory_bytes if case.profile and case.role != "controller" else None
-    return _container_limit_bytes(case) or of_the_profile or None
+    of_the_machine = case.setup.hardware.host_memory_bytes if case.setup and case.role != "controller" else None
+    return _container_limit_bytes(case) or of_the_machine or None
 
 
 def _shared_memory_bytes(case: Case) -> int | None:
     """Size that /dev/shm was given in the pod that failed; None if it is not known."""
-    of_the_profile = case.profile.shared_memory_bytes if case.profile else None
-    return case.plan.shared_memory_bytes or case.constraints.shared_memory_bytes or of_the_profile or None
+    of_the_machine = case.setup.hardware.shared_memory_bytes if case.setup else None
+    return case.plan.shared_memory_bytes or case.constraints.shared_memory_bytes or of_the_machine or None
 
 
 def _limits_shared_memory(case: Case) -> bool:
@@ -84,7 +85,9 @@ def _can_replace_pods(case: Case) -> bool:
 
 
 def _wanted_limit_bytes(before: int, case: Case) -> int:
-    predicted = case.profile.predicted_host_memory_bytes if case.profile and case.role != "controller" else 0
+    predicted = 0
+    if case.setup and case.role != "controller":
+        predicted = budget(case.setup, case.plan).peak("host", pod=case.pod)
     wanted = max(before * _GROWTH, before + (case.need_bytes or 0), predicted)
     return ceil(wanted / MIB) * MIB  # as a whole quantity, for people
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
+from rljob_memory.budget import budget
+from rljob_memory.budget.gpu import engine_sleeps, filled_chunk_tokens, filled_tokens
+from rljob_memory.budget.host import host_holds
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
 from rljob_memory.evidence.activity import Activity, activity_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
@@ -91,67 +91,44 @@ _OF_THE_SIZE_OF_LOGITS = (0.4, 2.2)
 def _micro_batch(case: Case) -> Change | None:
     """Half as many tokens, down to the longest sequence, which is never split.
 
-    Expected: activations that the forward pass keeps of the removed tokens (`estimate.activation_bytes_per_token`), as
-    far as the update had come.
+    Expected: the activations and logits of the removed tokens, as far as the update had come.
     """
-    tokens, profile = _filled(case, case.plan.micro_batch_tokens), case.profile
-    after = max(tokens // 2, profile.longest_sequence_tokens if profile else 1)
+    setup, tokens = case.setup, case.plan.micro_batch_tokens
+    if setup is not None:
+        tokens = min(tokens, filled_tokens(setup.work, case.plan))
+    after = max(tokens // 2, setup.work.max_sequence_tokens if setup else 1)
     if not case.in_micro_batch or after >= tokens:
         return None
-    if profile is None:
-        return Change(after, None)
-    saved = (tokens - after) * _activation_bytes_per_token(case.plan, profile)
-    return Change(after, _seen_at_most(case, profile, saved, micro_batch_tokens=after))
+    return Change(after, _seen_at_most(case, micro_batch_tokens=after))
 
 
 def _logprob_chunk(case: Case) -> Change | None:
     """A quarter of the tokens, down to 64, and only if the failed request was one for logits.
 
-    Expected: the logits of the removed tokens, with their softmax and gradient (`estimate.logprob_bytes_per_token`), as
-    far as the update had come.
+    Expected: the logits of the removed tokens, with their gradients, as far as the update had come.
     """
-    at_once = _filled(case, min(case.plan.logprob_chunk_tokens, case.plan.micro_batch_tokens))
+    plan = case.plan
+    at_once = min(plan.logprob_chunk_tokens, plan.micro_batch_tokens)
+    if case.setup is not None:
+        at_once = filled_chunk_tokens(case.setup.work, plan)
     after = max(at_once // 4, min(at_once, _SMALLEST_CHUNK_TOKENS))
     if not case.in_micro_batch or after >= at_once or not _asked_for_logits(case, at_once):
         return None
-    if case.profile is None:
-        return Change(after, None)
-    saved = (at_once - after) * case.profile.logits_bytes_per_token
-    return Change(after, _seen_at_most(case, case.profile, saved, logprob_chunk_tokens=after))
+    return Change(after, _seen_at_most(case, logprob_chunk_tokens=after))
 
 
-def _filled(case: Case, tokens: int) -> int:
-    """The smaller of `tokens` and the tokens of a step: a budget above those changes nothing."""
-    return min(tokens, case.profile.rank_tokens) if case.profile and case.profile.rank_tokens else tokens
-
-
-def _seen_at_most(case: Case, profile: MemoryProfile, saved_bytes: int, **after: int) -> int:
-    """`saved_bytes`, or less if the update failed before its peak.
+def _seen_at_most(case: Case, **after: int) -> int | None:
+    """Memory that the change frees in an update, or less if the update failed before its peak; None if it is unknown.
 
     Then the visible effect is at most the memory in use plus the failed request, less the need `after` the change; but
     at least half of the request.
     """
+    saved = case.freed_bytes(dict(after), "update")
     allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
-    if allocated is None or requested is None:
-        return saved_bytes
-    needed = _update_bytes(case.plan.model_copy(update=after), profile)
-    return min(saved_bytes, max(allocated + requested - needed, requested // 2))
-
-
-def _update_bytes(plan: MemoryPlan, profile: MemoryProfile) -> int:
-    """Peak of an update: weights and gradients, the optimizer's state unless it is offloaded, activations of a
-    micro-batch, and the logits of a chunk."""
-    tokens = min(plan.micro_batch_tokens, profile.rank_tokens or plan.micro_batch_tokens)
-    chunk_tokens = min(plan.logprob_chunk_tokens, tokens)
-    state = profile.trained_bytes or profile.optimizer_bytes
-    state += 0 if plan.optimizer_offload else profile.optimizer_bytes
-    return state + tokens * _activation_bytes_per_token(plan, profile) + chunk_tokens * profile.logits_bytes_per_token
-
-
-def _activation_bytes_per_token(plan: MemoryPlan, profile: MemoryProfile) -> int:
-    if plan.activation_checkpointing:
-        return profile.checkpointed_activation_bytes_per_token
-    return profile.activation_bytes_per_token
+    if case.setup is None or saved is None or allocated is None or requested is None or not case.on_gpu:
+        return saved
+    needed = budget(case.setup, case.plan.model_copy(update=after)).in_torch("policy", "update")
+    return min(saved, max(allocated + requested - needed, requested // 2))
 
 
 def _asked_for_logits(case: Case, tokens: int) -> bool:
@@ -159,10 +136,10 @@ def _asked_for_logits(case: Case, tokens: int) -> bool:
     if activity is not None:
         return activity is Activity.LOGITS
     requested = case.number("requested_bytes")
-    if requested is None or case.profile is None or not case.profile.vocabulary:
+    if requested is None or case.setup is None:
         return False
     least, most = _OF_THE_SIZE_OF_LOGITS
-    logits_bytes = tokens * _LOGIT_BYTES * case.profile.vocabulary
+    logits_bytes = tokens * _LOGIT_BYTES * case.setup.model.vocabulary
     return least * logits_bytes <= requested <= most * logits_bytes
 
 
@@ -179,13 +156,8 @@ def _activation_checkpointing(case: Case) -> Change | None:
     """Expected: the tokens of a full micro-batch times the activation bytes that a token no longer keeps."""
     if case.plan.activation_checkpointing or not case.in_update:
         return None
-    profile = case.profile
-    expected = None
-    if profile:
-        saved = profile.activation_bytes_per_token - profile.checkpointed_activation_bytes_per_token
-        tokens = min(case.plan.micro_batch_tokens, profile.rank_tokens or case.plan.micro_batch_tokens)
-        expected = tokens * max(saved, 0)
-    return Change(True, expected)
+    freed = case.freed_bytes({"activation_checkpointing": True}, "update")
+    return Change(True, None if freed is None else max(freed, 0))
 
 
 ACTIVATION_CHECKPOINTING = Family(
@@ -206,21 +178,16 @@ ACTIVATION_CHECKPOINTING = Family(
 _HELPED_BY_POLICY_OFFLOAD = frozenset(
     {FailureClass.KV_CACHE_OVERSIZED, FailureClass.ACTIVATION_SPIKE, FailureClass.UNKNOWN}
 )
-_ROOM_FOR_THE_COPY = 1.25
-"""Multiple of the copy's size: beside it, the host holds the processes."""
 
 
 def _policy_offload(case: Case) -> Change | None:
     """Expected: the weights of one rank."""
-    profile, plan = case.profile, case.plan
-    if profile is None or not profile.policy_weight_bytes or plan.policy_offload:
+    setup, plan = case.setup, case.plan
+    if setup is None or plan.policy_offload or not case.on_gpu or not engine_sleeps(setup.work, plan):
         return None
-    if not case.shares_gpu or plan.rollout_sleep_level == 0 or not _engine_had_its_kv_cache(case):
+    if not _engine_had_its_kv_cache(case) or not host_holds(setup, plan.model_copy(update={"policy_offload": True})):
         return None
-    offloaded = profile.policy_weight_bytes + (profile.optimizer_bytes if plan.optimizer_offload else 0)
-    if _ROOM_FOR_THE_COPY * offloaded * profile.policy_ranks > profile.host_memory_bytes:
-        return None
-    return Change(True, profile.policy_weight_bytes)
+    return Change(True, case.freed_bytes({"policy_offload": True}, "rollout"))
 
 
 def _engine_had_its_kv_cache(case: Case) -> bool:
@@ -251,32 +218,29 @@ _HELPED_BY_OPTIMIZER_OFFLOAD = frozenset(
     }
 )
 _OUTSIDE_THE_UPDATE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
-_ROOM_FOR_THE_STATE = 1.25
-"""Multiple of the state's size: beside it, the host holds the processes and the weights that are being loaded."""
 
 
 def _optimizer_offload(case: Case) -> Change | None:
     """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
     during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays.
     The sizes of another trainer are unknown; verl brings the state back for the whole update."""
-    profile, offloaded = case.profile, case.plan.optimizer_offload
+    setup, offloaded = case.setup, case.plan.optimizer_offload
     if not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return None
-    if profile is None:
+    if setup is None:
         is_read = case.constraints.supported_settings is not None
         helps = is_read and not offloaded and case.failure_class in _OUTSIDE_THE_UPDATE
         return Change(True, None) if helps else None
     if case.failure_class is FailureClass.HOST_MEMORY:
-        free = case.device_free_bytes
-        if not offloaded or free is None or free < profile.optimizer_bytes:
+        free, added = case.device_free_bytes, case.freed_bytes({"optimizer_offload": False}, "update")
+        if not offloaded or free is None or added is None or free < -added:
             return None
-        return Change(False, profile.optimizer_bytes)
-    all_ranks = profile.optimizer_bytes * profile.policy_ranks
-    if offloaded or _ROOM_FOR_THE_STATE * all_ranks > profile.host_memory_bytes:
+        return Change(False, case.freed_bytes({"optimizer_offload": False}, "rollout", "host"))
+    if offloaded or not host_holds(setup, case.plan.model_copy(update={"optimizer_offload": True})):
         return None
     in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
-    freed = profile.optimizer_bytes - (OPTIMIZER_STEP_BYTES if in_a_step else 0)
-    return Change(True, freed) if freed > 0 else None
+    freed = case.freed_bytes({"optimizer_offload": True}, "optimizer" if in_a_step else "sync")
+    return Change(True, freed) if freed and freed > 0 else None
 
 
 OPTIMIZER_OFFLOAD = Family(

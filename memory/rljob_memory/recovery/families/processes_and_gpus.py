@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import RemedyLevel
+from rljob_memory.budget import Place, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import PolicyGrowth
 from rljob_memory.recovery.failure import Case
@@ -96,7 +97,8 @@ _NOT_OF_THE_POLICY = frozenset(
 
 
 def _policy_gpus(case: Case) -> Change | None:
-    """The next larger policy. Expected: the part of weights, gradients and optimizer state that leaves a rank."""
+    """The next larger policy. Expected: the part of weights, gradients and moments
+    that leaves a rank, less the buffers of a larger group."""
     growth = _growth_that_helps(case)
     if growth is None or not growth.larger or not _has_room(growth):
         return None
@@ -118,12 +120,12 @@ def _has_room(growth: PolicyGrowth) -> bool:
 
 
 def _freed_bytes(case: Case, before: int, after: int) -> int | None:
-    profile = case.profile
-    if profile is None:
+    if case.setup is None:
         return None
-    state = profile.trained_bytes or profile.optimizer_bytes
-    state += 0 if case.plan.optimizer_offload else profile.optimizer_bytes
-    return state * (after - before) // after
+    place: Place = "gpu" if case.on_gpu else "host"
+    sizes = [budget(case.setup.with_work(policy_ranks=ranks), case.plan) for ranks in (before, after)]
+    now, then = (size.total(place, "optimizer") for size in sizes)
+    return max(now - then, 0)
 
 
 def _bound(case: Case) -> str | None:

@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import DiagnosisStatus, Phase, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence, RankMemory
+from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import diagnosed
-from rljob_memory.plan import Hardware, ModelShape, Workload, first_plan
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import pinning_field
 from rljob_memory.recovery import (
     Changed,
@@ -24,10 +26,10 @@ from rljob_memory.recovery import (
     RecoveryState,
     Response,
     Restart,
-    profile_of,
     respond,
 )
 from rljob_memory.sizes import GIB
+from rljob_memory.workload import Workload
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EVERY_LEVEL: frozenset[RemedyLevel] = frozenset(get_args(RemedyLevel))
@@ -35,16 +37,15 @@ IN_THE_TRAINER: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole"})
 ON_ONE_MACHINE: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 IN_THE_OPERATOR: frozenset[RemedyLevel] = frozenset({"RestartInPlace", "ReplacePods"})
 
-H200 = Hardware("cuda", 140 * GIB, 128 * GIB, "2.11.0")
+H200 = Hardware("cuda", 140 * GIB, 128 * GIB, shared_memory_bytes=8 * GIB, layers_compiled=True)
 QWEN3_0_6B = ModelShape(
     596_000_000, layers=28, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
 )
 SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
 
-FACTS = profile_of(H200, QWEN3_0_6B, SIXTEEN_GROUPS, fused=True, shared_memory_bytes=8 * GIB)
-FOUR_RANKS = FACTS.model_copy(update={"policy_ranks": 4})
-ON_A_CPU = FACTS.model_copy(update={"device_total_bytes": 0})
-FIRST_PLAN = first_plan(MemorySettings(), H200, QWEN3_0_6B, SIXTEEN_GROUPS)
+SETUP = Setup(SIXTEEN_GROUPS, QWEN3_0_6B, H200)
+FOUR_RANKS = SETUP.with_work(policy_ranks=4)
+FIRST_PLAN = first_plan(MemorySettings(), SETUP)
 ALL_OFF = FIRST_PLAN.model_copy(
     update={
         "empty_cache": False,
@@ -86,18 +87,18 @@ def failure(
 def constraints(
     levels: frozenset[RemedyLevel] = EVERY_LEVEL,
     *,
-    profile: MemoryProfile | None = FACTS,
+    setup: Setup | None = SETUP,
     memory: dict[str, Any] | None = None,
     recovery: dict[str, Any] | None = None,
     **more: Any,
 ) -> Constraints:
     settings = MemorySettings.model_validate(memory or {})
-    return Constraints(settings, RecoverySpec.model_validate(recovery or {}), profile, levels, **more)
+    return Constraints(settings, RecoverySpec.model_validate(recovery or {}), setup, levels, **more)
 
 
-def dead_after(evidence: Evidence, profile: MemoryProfile | None) -> frozenset[Role]:
+def dead_after(evidence: Evidence, setup: Setup | None) -> frozenset[Role]:
     """Roles that the trainer would report as dead, if its policy was in the optimizer step at an OptimizerState."""
-    several_ranks = profile is None or profile.policy_ranks > 1
+    several_ranks = setup is None or setup.work.policy_ranks > 1
     killed = {cause.class_name for cause in evidence.diagnoses} & {"HostMemory", "SharedMemory", "OptimizerState"}
     dead: set[Role] = set()
     if evidence.role != "policy" or killed:
@@ -109,15 +110,15 @@ def dead_after(evidence: Evidence, profile: MemoryProfile | None) -> frozenset[R
     return frozenset(dead)
 
 
-def report_of(evidence: Evidence, profile: MemoryProfile | None = FACTS) -> FailureReport:
-    dead = dead_after(evidence, profile)
+def report_of(evidence: Evidence, setup: Setup | None = SETUP) -> FailureReport:
+    dead = dead_after(evidence, setup)
     return FailureReport(evidence.message, evidence.attempt, NOON, evidence, dead)
 
 
 def answer(evidence: Evidence, plan: MemoryPlan, given: Constraints, state: RecoveryState | None = None) -> Response:
     """The answer to a failure under `plan`, the first one of a job unless `state` has a history."""
     state = replace(state or RecoveryState(None, steps=1_000), plan=plan)
-    return respond(report_of(diagnosed(evidence, plan), given.profile), state, given)
+    return respond(report_of(diagnosed(evidence, plan), given.setup), state, given)
 
 
 def change_after(evidence: Evidence, plan: MemoryPlan, given: Constraints) -> Changed:

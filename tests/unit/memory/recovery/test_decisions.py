@@ -21,25 +21,24 @@ from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_api.step_report import Evidence, RankMemory
+from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.model_shape import with_adapters
 from rljob_memory.plan import first_plan
-from rljob_memory.planning.model_size import with_adapters
-from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState, profile_of
+from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState
 from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import in_bytes, json_lines
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
     EVERY_LEVEL,
-    FACTS,
     FIRST_PLAN,
-    H200,
     IN_THE_OPERATOR,
     IN_THE_TRAINER,
     ON_ONE_MACHINE,
     PINNABLE,
     QWEN3_0_6B,
-    SIXTEEN_GROUPS,
+    SETUP,
     answer,
     answers_to,
     change_after,
@@ -54,7 +53,7 @@ from tests.unit.memory.recovery.failures import (
 
 DECISIONS = json_lines(Path(__file__).with_name("decisions.jsonl"))
 FIELDS = {
-    *("about", "failure", "failures", "plan", "levels", "profile", "memory", "recovery", "pinned_but", "supported"),
+    *("about", "failure", "failures", "plan", "levels", "setup", "memory", "recovery", "pinned_but", "supported"),
     *("growth", "pod", "changes", "frees", "renews", "never", "sometime", "end", "says", "not_says"),
 }
 LEVELS = {None: EVERY_LEVEL, "trainer": IN_THE_TRAINER, "operator": IN_THE_OPERATOR, "machine": ON_ONE_MACHINE}
@@ -67,10 +66,23 @@ def evidence_of(of: dict[str, Any]) -> Evidence:
     return failure(*causes, role=role, phase=phase, message=of.get("message", ""), memory=memory)
 
 
+def setup_with(facts: dict[str, Any]) -> Setup:
+    """The usual setup with other values of any of its parts."""
+
+    def changed(part: Any) -> Any:
+        return replace(part, **{name: value for name, value in facts.items() if name in part.__dataclass_fields__})
+
+    return Setup(changed(SETUP.work), changed(SETUP.model), changed(SETUP.hardware))
+
+
 def constraints_of(case: dict[str, Any], plan: MemoryPlan) -> Constraints:
-    levels, facts, growth = LEVELS[case.get("levels")], case.get("profile", {}), case.get("growth")
-    profile = None if facts is None else FACTS.model_copy(update=in_bytes(facts))
-    given = constraints(levels, profile=profile, memory=case.get("memory"), recovery=case.get("recovery"))
+    levels, facts, growth = LEVELS[case.get("levels")], case.get("setup", {}), case.get("growth")
+    given = constraints(
+        levels,
+        setup=None if facts is None else setup_with(in_bytes(facts)),
+        memory=case.get("memory"),
+        recovery=case.get("recovery"),
+    )
     if "pinned_but" in case:
         given = replace(given, settings=settings_that_pin(PINNABLE - set(case["pinned_but"])))
     if "supported" in case:
@@ -122,17 +134,16 @@ OF_THE_OTHER_GPU = {
 )
 def test_no_change_frees_memory_of_another_gpu(role: Role, phase: Phase | None) -> None:
     """The policy and the engines have GPUs of their own."""
-    work = replace(SIXTEEN_GROUPS, topology="Disaggregated")
-    apart = profile_of(H200, QWEN3_0_6B, work, fused=True, shared_memory_bytes=8 * GIB)
+    apart = SETUP.with_work(topology="Disaggregated")
     for cause in FailureClass:
         evidence = failure(diagnosis(str(cause), requested_bytes=2 * GIB), role=role, phase=phase)
-        found, _ = answers_to(repeat(evidence, 30), ALL_OFF, constraints(profile=apart))
+        found, _ = answers_to(repeat(evidence, 30), ALL_OFF, constraints(setup=apart))
         assert not (OF_COLOCATION | OF_THE_OTHER_GPU[role]) & set(settings_in_order(found)), cause
 
 
 def test_another_trainer_gets_the_settings_of_its_adapter() -> None:
     """It reports no phase of its own, and the size of its state is unknown."""
-    other = constraints(profile=None, supported_settings=ADAPTER_SETTINGS["Verl"], recovery={"maxAdjustments": 50})
+    other = constraints(setup=None, supported_settings=ADAPTER_SETTINGS["Verl"], recovery={"maxAdjustments": 50})
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": GIB, "rollout_sleep": "Disabled"})
     phases: tuple[Phase | None, ...] = (None, "update")
     for phase in phases:
@@ -145,24 +156,24 @@ def test_another_trainer_gets_the_settings_of_its_adapter() -> None:
 
 
 def test_offload_frees_little_in_a_job_with_adapters() -> None:
-    adapted = with_adapters(QWEN3_0_6B, 16)
-    facts = profile_of(H200, adapted, SIXTEEN_GROUPS, fused=True)
-    plan = first_plan(MemorySettings(), H200, adapted, SIXTEEN_GROUPS).model_copy(update={"optimizer_offload": False})
-    assert facts.optimizer_bytes == 10 * adapted.adapter_parameters < GIB // 4
+    adapted = replace(SETUP, model=with_adapters(QWEN3_0_6B, 16))
+    plan = first_plan(MemorySettings(), adapted).model_copy(update={"optimizer_offload": False})
+    state = 10 * adapted.model.adapter_parameters
+    assert state < GIB // 4
 
     in_the_step = failure(diagnosis("OptimizerState", requested_bytes=GIB, free_bytes=0))
     for most in (20, 0):
-        given = constraints(profile=facts, recovery={"maxAdjustments": most})
+        given = constraints(setup=adapted, recovery={"maxAdjustments": most})
         found, end = answers_to([in_the_step] * 20, plan, given)
         assert "optimizerOffload" not in settings_in_order(found), "its buckets would be as large as the state"
         assert "optimizerOffload" not in explanation_of(end)
     assert "Use more GPUs for the policy" in explanation_of(end)
 
-    found, _ = answers_to([SPIKE] * 20, plan, constraints(profile=facts, recovery={"maxAdjustments": 20}))
+    found, _ = answers_to([SPIKE] * 20, plan, constraints(setup=adapted, recovery={"maxAdjustments": 20}))
     order = settings_in_order(found)
     assert order.index("activationCheckpointing") < order.index("optimizerOffload")
     [offload] = [each.change.remedy for each in found if each.change.remedy.setting == "optimizerOffload"]
-    assert offload.expected_bytes == facts.optimizer_bytes
+    assert offload.expected_bytes == state
 
 
 def test_growth_counts_against_max_gpus_alone() -> None:
@@ -216,8 +227,8 @@ def test_the_longest_explanation_fits_a_condition() -> None:
 
 
 def test_a_loop_without_a_step_ends_however_large_the_budget_is() -> None:
-    short = FACTS.model_copy(update={"longest_sequence_tokens": 4})
-    given = constraints(profile=short, recovery={"maxAdjustments": 100})
+    short = SETUP.with_work(max_prompt_tokens=2, max_response_tokens=2, group_size=4096)
+    given = constraints(setup=short, recovery={"maxAdjustments": 100})
     found, end = answers_to(repeat(SPIKE, 99), FIRST_PLAN, given)
     assert len(found) == 10
     assert isinstance(end, GiveUp)

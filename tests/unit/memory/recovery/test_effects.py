@@ -10,64 +10,29 @@ import pytest
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange, RemedyStatus, Role
 from rljob_api.step_report import MemoryPressure, RankMemory
-from rljob_memory.planning.model_size import with_adapters
-from rljob_memory.recovery import messages, observed, profile_of, role_that_shows
+from rljob_memory.budget import Setup
+from rljob_memory.budget.gpu import activation_bytes_per_token, logits_bytes
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.recovery import messages, observed, role_that_shows
 from rljob_memory.sizes import GIB
-from rljob_memory.workload import ModelShape, Workload
+from rljob_memory.workload import Workload
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
-    FACTS,
     FIRST_PLAN,
     FRAGMENTED,
     H200,
-    QWEN3_0_6B,
-    SIXTEEN_GROUPS,
     change_after,
     constraints,
     diagnosis,
     failure,
 )
 
-# --- the profile of a job, which agrees with the first plan's estimates ---
-
-
-def test_profile_of_qwen3_on_one_h200() -> None:
-    parameters = QWEN3_0_6B.parameters
-    assert FACTS.longest_sequence_tokens == 612
-    assert FACTS.weight_bytes == FACTS.policy_weight_bytes == 2 * parameters
-    assert FACTS.optimizer_bytes == 10 * parameters, "two float32 moments, and the remainders of the masters"
-    assert FACTS.smaller_moments_bytes == 4 * parameters
-    assert FACTS.adapter_policy_bytes == 2 * parameters + 16 * with_adapters(QWEN3_0_6B, 16).adapter_parameters
-    assert FACTS.largest_parameter_bytes == 151_936 * 1_024 * 2 <= FIRST_PLAN.sync_bucket_bytes
-    assert FACTS.logits_bytes_per_token == 2 * 4 * 151_936, "float32 logits, and two gradients in 16 bits"
-    assert FACTS.vocabulary == 151_936
-    assert 612 * 112 * 1_024 <= FACTS.smallest_kv_cache_bytes < FIRST_PLAN.kv_cache_bytes
-    assert FACTS.checkpointed_activation_bytes_per_token < FACTS.activation_bytes_per_token
-    assert (FACTS.device_total_bytes, FACTS.host_memory_bytes) == (140 * GIB, 128 * GIB)
-    assert FACTS.shared_memory_bytes == 8 * GIB
-
-
-def test_shares_of_ranks_and_tensor_parallel_gpus() -> None:
-    shared = replace(SIXTEEN_GROUPS, policy_ranks=2, tensor_parallel_size=2, topology="Disaggregated")
-    facts = profile_of(H200, QWEN3_0_6B, shared, fused=True)
-    assert facts.optimizer_bytes == 4 * QWEN3_0_6B.parameters
-    assert facts.weight_bytes == QWEN3_0_6B.parameters
-    assert facts.policy_weight_bytes == 2 * QWEN3_0_6B.parameters, "float32 shards"
-    assert (facts.policy_ranks, facts.colocated) == (2, False)
-
-
-def test_savings_that_a_job_already_has_are_none() -> None:
-    small_moments, adapters = replace(SIXTEEN_GROUPS, moment_bytes=2), with_adapters(QWEN3_0_6B, 16)
-    assert profile_of(H200, QWEN3_0_6B, small_moments, fused=True).smaller_moments_bytes == 0
-    assert profile_of(H200, adapters, SIXTEEN_GROUPS, fused=True).adapter_policy_bytes == 0
-
-
 # --- measurements of a job that ran out of memory on an H200: 4 layers of Qwen3-0.6B's shape, not compiled ---
 
 FOUR_LAYERS = ModelShape(
     218_507_264, layers=4, hidden=1024, kv_heads=8, head_dim=128, vocabulary=151_936, bytes_per_parameter=2
 )
-MEASURED_JOB = profile_of(H200, FOUR_LAYERS, Workload(16, 16, 16, 256), fused=False)
+MEASURED_JOB = Setup(Workload(16, 16, 16, 256), FOUR_LAYERS, replace(H200, layers_compiled=False))
 PEAK_WITH_16384_TOKENS, PEAK_WITH_8192_TOKENS = 90_457_448_960, 60_895_002_624
 """Bytes allocated, and reserved, in an update with so many tokens' logits at a time."""
 IN_THE_FORWARD_PASS = 142_034_568_479
@@ -107,26 +72,27 @@ def test_logits_that_did_not_fit(
 ) -> None:
     plan = FIRST_PLAN.model_copy(update={"micro_batch_tokens": 131_072, "logprob_chunk_tokens": chunk_tokens})
     spike = failure(diagnosis("ActivationSpike", **numbers))
-    remedy = change_after(spike, plan, constraints(profile=MEASURED_JOB)).change.remedy
+    remedy = change_after(spike, plan, constraints(setup=MEASURED_JOB)).change.remedy
     assert (remedy.setting, remedy.after) == ("logprobChunkTokens", after)
     assert remedy.expected_bytes == pytest.approx(frees, rel=tolerance)
 
 
 def test_activations_and_logits_of_a_token() -> None:
-    more_logits = 8_192 * MEASURED_JOB.logits_bytes_per_token
+    more_logits = logits_bytes(FOUR_LAYERS, 8_192, compiled=False)
     assert more_logits == pytest.approx(PEAK_WITH_16384_TOKENS - PEAK_WITH_8192_TOKENS, rel=0.15)
     logits = 65_536 * 4 * 151_936
     kept = IN_THE_FORWARD_PASS - 3 * logits - 2_622_636_544  # and weights and moments
-    assert 256 * 257 * MEASURED_JOB.activation_bytes_per_token == pytest.approx(kept, rel=0.1)
+    each = activation_bytes_per_token(FOUR_LAYERS, checkpointing=False, compiled=False)
+    assert 256 * 257 * each == pytest.approx(kept, rel=0.1)
 
 
 def test_a_bucket_of_all_weights_is_there_twice() -> None:
     """An H200 allocated 874,031,616 bytes more during a sync of 437 MB of weights in one bucket."""
     spike = failure(diagnosis("WeightSyncSpike"), phase="sync")
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 512 << 20})
-    remedy = change_after(spike, plan, constraints(profile=MEASURED_JOB))
-    assert remedy.plan.sync_bucket_bytes == MEASURED_JOB.largest_parameter_bytes
-    largest_alone = 2 * MEASURED_JOB.largest_parameter_bytes
+    remedy = change_after(spike, plan, constraints(setup=MEASURED_JOB))
+    assert remedy.plan.sync_bucket_bytes == FOUR_LAYERS.largest_parameter_bytes
+    largest_alone = 2 * FOUR_LAYERS.largest_parameter_bytes
     assert remedy.change.remedy.expected_bytes == pytest.approx(874_031_616 - largest_alone, rel=0.01)
 
 
@@ -136,7 +102,7 @@ def test_a_bucket_of_all_weights_is_there_twice() -> None:
 def a_change(
     failure_class: str, role: Role = "policy", plan: MemoryPlan = ALL_OFF, phase: Phase = "update", **more: int
 ) -> PlanChange:
-    given = constraints(host_memory_limit_bytes=4 * GIB, recovery={"maxHostMemory": "64Gi"})
+    given = constraints(host_memory_limit_bytes=16 * GIB, recovery={"maxHostMemory": "64Gi"})
     evidence = failure(diagnosis(failure_class, **more), role=role, phase=phase)
     return change_after(evidence, plan, given).change
 
@@ -181,7 +147,7 @@ IN_A_SYNC: dict[str, Any] = {"role": "rollout", "phase": "sync"}
         ("AllocatorCache", IN_A_SYNC | {"policy_cache_bytes": 90 * GIB}, BUSY_ENGINE, POLICY_AFTERWARDS, 89),
         ("AllocatorCache", IN_A_SYNC, BUSY_ENGINE, POLICY_AFTERWARDS, None),
         # the effect of a raised limit is the difference
-        ("HostMemory", {}, None, None, 2),
+        ("HostMemory", {}, None, None, 8),
     ],
 )
 def test_the_observed_effect_compares_memory_before_and_after(

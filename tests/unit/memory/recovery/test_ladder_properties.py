@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence
+from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import FailureClass
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan_settings import is_pinned
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState
 from rljob_memory.recovery.constraints import LEVELS, PolicyGrowth
@@ -22,6 +24,7 @@ from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.ladder import families_for, ladder_of
 from rljob_memory.recovery.state import NOT_OF_THE_PLAN, counts
 from rljob_memory.sizes import MIB
+from rljob_memory.workload import Workload
 from tests.unit.memory.recovery.failures import PINNABLE, answer, dead_after, diagnosis, failure, settings_that_pin
 
 MOST_CHANGES = 200
@@ -50,23 +53,42 @@ plans = st.fixed_dictionaries(
     }
 ).map(MemoryPlan.model_validate)
 
-profiles = st.fixed_dictionaries(
-    {
-        "policy_ranks": st.integers(min_value=1, max_value=4),
-        "colocated": st.booleans(),
-        "longest_sequence_tokens": st.integers(min_value=1, max_value=2_048),
-        "smallest_kv_cache_bytes": _SIZES,
-        "largest_parameter_bytes": _SIZES,
-        "weight_bytes": _SIZES,
-        "optimizer_bytes": _SIZES,
-        "activation_bytes_per_token": st.integers(min_value=0, max_value=MIB),
-        "checkpointed_activation_bytes_per_token": st.integers(min_value=0, max_value=MIB),
-        "logits_bytes_per_token": st.integers(min_value=0, max_value=MIB),
-        "device_total_bytes": st.just(0) | _SIZES,
-        "host_memory_bytes": _SIZES,
-        "shared_memory_bytes": _SIZES,
-    }
-).map(MemoryProfile.model_validate)
+setups = st.builds(
+    Setup,
+    st.builds(
+        Workload,
+        prompts_per_step=st.integers(min_value=1, max_value=64),
+        group_size=st.integers(min_value=2, max_value=16),
+        max_prompt_tokens=st.integers(min_value=1, max_value=512),
+        max_response_tokens=st.integers(min_value=1, max_value=2_048),
+        policy_ranks=st.integers(min_value=1, max_value=4),
+        topology=st.sampled_from(["Colocated", "Disaggregated"]),
+    ),
+    st.builds(
+        ModelShape,
+        parameters=st.integers(min_value=1, max_value=10**10),
+        layers=st.integers(min_value=1, max_value=64),
+        hidden=st.integers(min_value=16, max_value=8_192),
+        kv_heads=st.integers(min_value=1, max_value=8),
+        head_dim=st.integers(min_value=16, max_value=128),
+        vocabulary=st.integers(min_value=16, max_value=160_000),
+        bytes_per_parameter=st.sampled_from([2, 4]),
+    ),
+    st.builds(
+        Hardware,
+        device=st.just("cuda"),
+        device_memory_bytes=_SIZES,
+        host_memory_bytes=_SIZES,
+        shared_memory_bytes=_SIZES,
+    )
+    | st.builds(
+        Hardware,
+        device=st.just("cpu"),
+        device_memory_bytes=st.just(0),
+        host_memory_bytes=_SIZES,
+        shared_memory_bytes=_SIZES,
+    ),
+)
 
 every_constraints = st.builds(
     Constraints,
@@ -78,7 +100,7 @@ every_constraints = st.builds(
             "max_shared_memory": st.none() | _SIZES,
         }
     ).map(RecoverySpec.model_validate),
-    profile=st.none() | profiles,
+    setup=st.none() | setups,
     levels=st.frozensets(st.sampled_from(LEVELS), min_size=1),
     supported_settings=st.none()
     | st.frozensets(st.sampled_from(["expandableSegments", "microBatchTokens", "kvCache"])),
@@ -164,7 +186,7 @@ def test_the_cause_is_answered_before_anything_else(plan: MemoryPlan, bounds: Co
     decision = answer(evidence, plan, bounds)
     acting = {family.name for family in families_for(failure_class)}
     if isinstance(decision, Changed) and decision.change.remedy.setting not in acting:
-        state, dead = RecoveryState(plan, 1_000), dead_after(evidence, bounds.profile)
+        state, dead = RecoveryState(plan, 1_000), dead_after(evidence, bounds.setup)
         case = Case(failure_class, cause, evidence.role, evidence.phase, state, bounds, dead)
         assert not ladder_of(case).reachable, "it was passed over"
         assert not (ladder_of(case).rungs and bounds.is_supervised), "it is the supervisor's"

@@ -14,13 +14,16 @@ from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import PlanChange, RemedyStatus
 from rljob_api.recovery import larger_policies
 from rljob_api.topology import worker_pods
+from rljob_memory.budget import Setup
+from rljob_memory.hardware import Hardware
+from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import with_pins
 from rljob_memory.recovery import RecoveryState
 from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_memory.recovery.other_machine import differing_facts, plan_facts, rederived
 from rljob_memory.sizes import GIB
-from rljob_memory.workload import Hardware, ModelShape, Workload
+from rljob_memory.workload import Workload
 from rljob_testing.memory_plans import memory_plan
 from tests.unit.memory.recovery.failures import (
     FIRST_PLAN,
@@ -139,9 +142,9 @@ def test_a_pinned_sleep_level_holds_only_beside_the_policy() -> None:
 
 MODEL = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2)
 WORK = Workload(64, 16, 1024, 8192, 256, 1, 1)
-LARGE = Hardware("cuda", 140 * GIB, 512 * GIB, "2.11")
-SMALL = Hardware("cuda", 24 * GIB, 128 * GIB, "2.11")
-ON_LARGE, ON_SMALL = (first_plan(MemorySettings(), hardware, MODEL, WORK) for hardware in (LARGE, SMALL))
+LARGE = Hardware("cuda", 140 * GIB, 512 * GIB)
+SMALL = Hardware("cuda", 24 * GIB, 128 * GIB)
+ON_LARGE, ON_SMALL = (first_plan(MemorySettings(), Setup(WORK, MODEL, hardware)) for hardware in (LARGE, SMALL))
 
 
 def test_sizes_of_a_larger_gpu_are_not_carried_to_a_smaller_one() -> None:
@@ -171,7 +174,7 @@ def test_the_same_values_are_the_same_plan() -> None:
     ("hardware", "work", "expected"),
     [
         ({}, {}, []),
-        ({"torch_version": "2.13"}, {}, []),
+        ({"shared_memory_bytes": GIB}, {"kept_checkpoints": 5}, []),
         ({"device_memory_bytes": 139 * GIB, "host_memory_bytes": 500 * GIB}, {}, []),
         ({"host_memory_bytes": 768 * GIB}, {}, []),
         ({"host_memory_bytes": 128 * GIB}, {}, ["host_memory_bytes 512Gi, now 128Gi"]),
@@ -183,8 +186,8 @@ def test_the_same_values_are_the_same_plan() -> None:
 def test_differences_of_the_machine_and_of_the_work_are_named(
     hardware: dict[str, Any], work: dict[str, Any], expected: list[str]
 ) -> None:
-    found = plan_facts(replace(LARGE, **hardware), MODEL, replace(WORK, **work))
-    assert differing_facts(plan_facts(LARGE, MODEL, WORK), found) == expected
+    found = plan_facts(Setup(replace(WORK, **work), MODEL, replace(LARGE, **hardware)))
+    assert differing_facts(plan_facts(Setup(WORK, MODEL, LARGE)), found) == expected
     assert differing_facts({}, found) == []
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from rljob_api.conditions import ConditionReason
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.step_report import Evidence, MemoryPressure
+from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
 from rljob_memory.evidence import Failure, evidence_around
 from rljob_memory.evidence.failure import DeviceMemory, FailureKind
@@ -24,12 +24,12 @@ from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures, torch_message
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
-    FACTS,
     FIRST_PLAN,
     FOUR_RANKS,
     IN_THE_OPERATOR,
     IN_THE_TRAINER,
     NOON,
+    SETUP,
     change_after,
     constraints,
     diagnosis,
@@ -110,9 +110,9 @@ def prevented(
     return prevent(pressure, state, given or constraints(IN_THE_TRAINER), attempt=1, step=4, time=NOON)
 
 
-@pytest.mark.parametrize("profile", [FACTS, FOUR_RANKS])
-def test_before_a_failure_every_rank_can_take_a_live_change(profile: MemoryProfile) -> None:
-    remedy = prevented("RetainedGraph", plan=ALL_OFF, given=constraints(IN_THE_TRAINER, profile=profile))
+@pytest.mark.parametrize("setup", [SETUP, FOUR_RANKS])
+def test_before_a_failure_every_rank_can_take_a_live_change(setup: Setup) -> None:
+    remedy = prevented("RetainedGraph", plan=ALL_OFF, given=constraints(IN_THE_TRAINER, setup=setup))
     assert remedy is not None
     assert (remedy.change.remedy.setting, remedy.change.level, remedy.renew) == ("detachMetrics", "Live", frozenset())
 

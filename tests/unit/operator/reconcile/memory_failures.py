@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.memory_profile import MemoryProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import Evidence
-from rljob_testing.memory_plans import memory_profile
+from rljob_testing.memory_plans import memory_facts
 from rljob_testing.simulated_cluster import CONTROLLER, CPU_NODE, GPU_NODE, PLAN, SimulatedCluster, running_job
 
 GIB = 1 << 30
@@ -19,15 +19,7 @@ FRAGMENTED = (
     "free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 60.00 GiB "
     "is allocated by PyTorch, and 6.10 GiB is reserved by PyTorch but unallocated."
 )
-FACTS = memory_profile(
-    policy_ranks=2,
-    longest_sequence_tokens=512,
-    smallest_kv_cache_bytes=1 << 26,
-    largest_parameter_bytes=1 << 26,
-    checkpointed_activation_bytes_per_token=1 << 18,
-    host_memory_bytes=64 * GIB,
-    shared_memory_bytes=0,
-)
+FACTS = memory_facts(host_memory_bytes=64 * GIB, shared_memory_bytes=0)
 KNOWING = tuple(replace(node, restarts_in_place=True) for node in (CPU_NODE, GPU_NODE))
 PENDING = {"exitCode": 80, "message": "policy-1 ran out"}
 
@@ -37,7 +29,7 @@ def running(step: int = 3, *, limit: str = "", **spec: Any) -> SimulatedCluster:
     if limit:
         container = {"name": "rljob", "resources": {"limits": {"memory": limit}}}
         spec["policy"] = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    return running_job(**spec).tick(10).reports(step, memory_profile=FACTS, phase="update").settled()
+    return running_job(**spec).tick(10).reports(step, memory_facts=FACTS, phase="update").settled()
 
 
 def evidence(cluster: SimulatedCluster, **overrides: Any) -> Evidence:
@@ -68,10 +60,8 @@ def run_out(
     return cluster.end(CONTROLLER, code, message="policy-1 ran out", step=step, evidence=found)
 
 
-def waiting(
-    nodes: Any = KNOWING, plan: MemoryPlan = PLAN, profile: MemoryProfile = FACTS, **spec: Any
-) -> SimulatedCluster:
+def waiting(nodes: Any = KNOWING, plan: MemoryPlan = PLAN, facts: MemoryFacts = FACTS, **spec: Any) -> SimulatedCluster:
     """A job whose controller cannot continue and waits for a changed plan."""
     cluster = running_job(**spec, nodes=nodes).tick(10)
     found = evidence(cluster)
-    return cluster.reports(3, plan=plan, memory_profile=profile, last_evidence=found, pending_exit=PENDING)
+    return cluster.reports(3, plan=plan, memory_facts=facts, last_evidence=found, pending_exit=PENDING)

@@ -115,7 +115,7 @@ def test_the_plan_follows_reports_and_later_pins_and_never_goes_back() -> None:
     cluster = running_job()
     for step, reported, known in ((1, 1, 1), (2, 7, 7), (3, 6, 7)):
         plan = PLAN.model_copy(update={"generation": reported})
-        cluster.tick(10).reports(step, plan=plan, memory_profile=FACTS)
+        cluster.tick(10).reports(step, plan=plan, memory_facts=FACTS)
         cluster.settled(plan=PLAN.model_copy(update={"generation": known}))
     running = cluster.plan
     cluster.change_spec(memory={"microBatchTokens": 1000, "rolloutSleep": "Level1"}).settled(plan=running)

@@ -67,9 +67,9 @@ def test_the_next_attempt_reuses_the_pods_with_a_new_environment(spec: dict[str,
 def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
     """On a CPU, the trainer keeps the engine awake despite the pinned setting; the next attempt has the same plan."""
     awake = PLAN.model_copy(update={"rollout_sleep": "Disabled"})
-    on_a_cpu = FACTS.model_copy(update={"device_total_bytes": 0})
+    on_a_cpu = FACTS.model_copy(update={"device_memory_bytes": 0})
     policy = {"replicas": 2, "gpusPerReplica": 1}
-    cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, profile=on_a_cpu)
+    cluster = waiting(policy=policy, memory={"rolloutSleep": "Level2"}, plan=awake, facts=on_a_cpu)
     before = uids(cluster)
     cluster.settled(number=2, pods_of_attempt=1)
     assert uids(cluster) == before
@@ -82,7 +82,7 @@ def test_the_record_of_the_attempt_has_the_plan_that_its_config_map_has() -> Non
     cluster = waiting()
     cluster.round()
     newer = PLAN.model_copy(update={"generation": 7})
-    settings = settings_of(cluster.reports(3, plan=newer, memory_profile=FACTS, pending_exit=PENDING).round())
+    settings = settings_of(cluster.reports(3, plan=newer, memory_facts=FACTS, pending_exit=PENDING).round())
     cluster.expect(number=2, pods_of_attempt=1, plan_generation=settings.plan_generation, plan=newer)
 
 
@@ -92,8 +92,8 @@ def test_pods_that_were_restarted_in_place_can_be_again() -> None:
     for attempt in (2, 3):
         cluster.settled(number=attempt).restart().ready().tick(10)
         found = evidence(cluster, attempt=attempt)
-        cluster.reports(3, memory_profile=FACTS, last_evidence=found).settled(phase="Running")
-        cluster.reports(3, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
+        cluster.reports(3, memory_facts=FACTS, last_evidence=found).settled(phase="Running")
+        cluster.reports(3, memory_facts=FACTS, last_evidence=found, pending_exit=PENDING)
         assert cluster.round().decision is None
     cluster.settled(number=4, pods_of_attempt=1, restarts_before=dict.fromkeys(before, 2))
     assert uids(cluster) == before
@@ -232,7 +232,7 @@ def test_a_pod_without_its_new_environment_is_replaced_and_counted() -> None:
 def test_restarts_of_earlier_attempts_are_not_counted() -> None:
     cluster = restart(waiting().settled().restart(), MAX_RESTARTS_IN_PLACE - 1).ready()
     found = evidence(cluster, attempt=2)
-    cluster.reports(3, memory_profile=FACTS, last_evidence=found, pending_exit=PENDING)
+    cluster.reports(3, memory_facts=FACTS, last_evidence=found, pending_exit=PENDING)
     cluster.settled(number=3, pods_of_attempt=1).restart().ready().settled(number=3, phase="Running")
 
 

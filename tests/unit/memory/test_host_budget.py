@@ -10,25 +10,36 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.planning.host_memory import (
-    ROOM_FOR_COPIES,
-    Copies,
-    DeviceKind,
-    HostMemory,
-    loading_bytes,
-    worker_host_memory,
+from rljob_memory.budget import Budget, Copies, Setup, budget, copies_with_room
+from rljob_memory.budget.host import USABLE_HOST_SHARE, checkpoint_bytes, loading_bytes
+from rljob_memory.hardware import ASSUMED, DeviceKind, Hardware
+from rljob_memory.model_shape import (
+    _KNOWN,
+    ModelShape,
+    dense_parameters,
+    parameters_in_name,
+    shape_in_uri,
+    shape_of_name,
+    typical_shape,
 )
-from rljob_memory.planning.limits import claim_bytes, limit_bytes, low_limits, request_bytes, small_claim
-from rljob_memory.planning.model_size import parameters_in_name, shape_in_uri, typical_shape
-from rljob_memory.planning.prediction import copies_in_host_memory, predict, predict_before_plan
+from rljob_memory.pod_memory import (
+    claim_bytes,
+    limit_bytes,
+    low_limits,
+    predicted_budget,
+    request_bytes,
+    shared_memory_bytes,
+    small_claim,
+)
 from rljob_memory.sizes import GIB, MIB
-from rljob_memory.workload import Hardware, ModelShape, Workload, workload_of
+from rljob_memory.workload import Workload, workload_of
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.repository import ROOT
 
 EIGHT_B = ModelShape(8_000_000_000, 36, 4096, 8, 128, 151_936, 2, 32, 12_288)
 WORK = Workload(16, 8, max_prompt_tokens=512, max_response_tokens=1024)
 ON_EIGHT_GPUS = replace(WORK, policy_ranks=8, engines=8)
+ALL_COPIES = Copies()
 ON_GPU, OFFLOADED = memory_plan(optimizer_offload=False), memory_plan(optimizer_offload=True)
 
 
@@ -37,38 +48,44 @@ def spec(**given: Any) -> RLJobSpec:
     return RLJobSpec.model_validate(known | given, by_alias=True, by_name=False)
 
 
+def predicted(
+    job: RLJobSpec, model: ModelShape, plan: MemoryPlan, copies: Copies = ALL_COPIES, device: DeviceKind = "cuda"
+) -> Budget:
+    """The budget of a job on a machine that is not known."""
+    return budget(Setup(workload_of(job), model, ASSUMED[device]), plan, copies)
+
+
 def used(
-    plan: MemoryPlan, model: ModelShape = EIGHT_B, work: Workload = WORK, copies: Copies = ROOM_FOR_COPIES
+    plan: MemoryPlan, model: ModelShape = EIGHT_B, work: Workload = WORK, copies: Copies = ALL_COPIES
 ) -> dict[str, int]:
-    """Predicted host memory of a worker with GPUs."""
-    engines = work.engines if work.topology == "Colocated" else 0
-    return uses(
-        worker_host_memory(model, work, plan, "cuda", ranks=work.policy_ranks, engine_processes=engines, copies=copies)
-    )
+    """Predicted host memory of a worker with GPUs, by use."""
+    return uses(budget(Setup(work, model, ASSUMED["cuda"]), plan, copies))
 
 
-def uses(memory: HostMemory) -> dict[str, int]:
-    return {use.use: use.bytes for use in memory.uses if use.role != "controller"}
+def uses(found: Budget) -> dict[str, int]:
+    return {line.use: line.bytes for line in found.of("host").lines if line.owner != "controller"}
 
 
 def test_loading_needs_the_pieces_being_read_for_any_size() -> None:
     assert loading_bytes(EIGHT_B, "cuda") == 256 * MIB
     assert loading_bytes(replace(EIGHT_B, adapter_parameters=1_000_000), "cuda") == 256 * MIB + 4_000_000
     assert loading_bytes(EIGHT_B, "cpu") == 0, "less than an update adds to the weights"
-    memory = worker_host_memory(EIGHT_B, ON_EIGHT_GPUS, ON_GPU, "cuda", ranks=8, engine_processes=8)
+    memory = budget(Setup(ON_EIGHT_GPUS, EIGHT_B, ASSUMED["cuda"]), ON_GPU, ALL_COPIES)
     assert uses(memory)["weights being read"] == 2 * GIB
     assert uses(memory)["copy for checkpoints"] == 96e9, "12 bytes per parameter, sharded"
     assert uses(memory)["pieces of a checkpoint"] == 8 * 512 * MIB
-    assert memory.peak_bytes == sum(use.bytes for use in memory.uses if use.phase not in ("loading", "exporting"))
+    apart = {"weights being read", "exported model"}
+    assert memory.peak("host") == sum(line.bytes for line in memory.of("host").lines if line.use not in apart)
 
 
 def test_an_offloaded_state_is_pinned_and_needs_no_copy() -> None:
-    memory = worker_host_memory(EIGHT_B, WORK, OFFLOADED, "cuda", ranks=1, engine_processes=1)
+    memory = budget(Setup(WORK, EIGHT_B, ASSUMED["cuda"]), OFFLOADED, ALL_COPIES)
     found = uses(memory)
     assert "copy for checkpoints" not in found
     assert found["pinned optimizer state"] == 80e9
     assert found["exported model"] == 16e9, "rank 0 collects it, beside the state"
-    assert memory.peak_bytes == sum(use.bytes for use in memory.uses if use.phase != "loading")
+    held = sum(line.bytes for line in memory.of("host").lines if line.use != "weights being read")
+    assert memory.peak("host") == held
     two_ranks = replace(WORK, policy_ranks=2, engines=2)
     assert "snapshot to undo an update" in used(ON_GPU, work=two_ranks)
     assert "snapshot to undo an update" not in used(OFFLOADED, work=two_ranks)
@@ -101,14 +118,12 @@ def test_weights_that_make_room_for_the_engine_are_pinned(
 def test_an_export_follows_the_updates_and_takes_the_place_of_the_copy() -> None:
     job = spec(policy={"gpusPerReplica": 1})
     updating, exporting = (
-        predict(job, EIGHT_B, ON_GPU, "cuda", Copies(checkpoint=copied)).worker.peak_bytes for copied in (True, False)
+        predicted(job, EIGHT_B, ON_GPU, Copies(checkpoint=copied)).peak("host") for copied in (True, False)
     )
     assert updating - exporting == 96e9 - 16e9
     adapters = replace(EIGHT_B, adapter_parameters=40_000_000)
     merged, alone = (
-        uses(
-            predict(spec(policy={"gpusPerReplica": 1, "lora": {"export": export}}), adapters, OFFLOADED, "cuda").worker
-        )
+        uses(predicted(spec(policy={"gpusPerReplica": 1, "lora": {"export": export}}), adapters, OFFLOADED))
         for export in ("Merged", "Adapter")
     )
     assert merged["exported model"] == pytest.approx(16e9, rel=0.01)
@@ -126,17 +141,17 @@ def test_an_export_follows_the_updates_and_takes_the_place_of_the_copy() -> None
 )
 def test_a_checkpoint_is_copied_if_the_host_has_room(given: dict[str, Any], plan: MemoryPlan, needed_gb: float) -> None:
     job = spec(policy=given)
-    beside = predict(job, EIGHT_B, plan, "cuda", Copies(snapshot=False, checkpoint=False)).worker
-    held = sum(use.bytes for use in beside.uses if use.phase in ("always", "training") and "pinned" not in use.use)
+    beside = predicted(job, EIGHT_B, plan, Copies(snapshot=False, checkpoint=False))
+    held = sum(line.bytes for line in beside.uses("host", "update") if "pinned" not in line.use)
     for share, copied in ((0.99, False), (1.01, True)):
-        host = Hardware("cuda", 80 * GIB, int(share * (held + needed_gb * 1e9) / 0.9), "2.11.0")
-        found = copies_in_host_memory(job, EIGHT_B, plan, host)
+        host = Hardware("cuda", 80 * GIB, int(share * (held + needed_gb * 1e9) / USABLE_HOST_SHARE))
+        found = copies_with_room(Setup(workload_of(job), EIGHT_B, host), plan)
         assert (found.snapshot, found.checkpoint) == (False, copied)
 
 
 def test_a_snapshot_leaves_room_for_the_copy_of_a_checkpoint() -> None:
-    host = Hardware("cuda", 80 * GIB, 360 * GIB, "2.11.0")
-    found = copies_in_host_memory(spec(policy={"gpusPerReplica": 8}), EIGHT_B, ON_GPU, host)
+    host = Hardware("cuda", 80 * GIB, 360 * GIB)
+    found = copies_with_room(Setup(workload_of(spec(policy={"gpusPerReplica": 8})), EIGHT_B, host), ON_GPU)
     assert found == Copies(snapshot=True, checkpoint=True)
 
 
@@ -145,10 +160,10 @@ def test_frozen_weights_are_copied_if_the_exported_model_fits_too(host_gib: int,
     """Otherwise the host would run out of memory in the export, after the last step."""
     model = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, adapter_parameters=134_217_728)
     job, plan = spec(policy={"gpusPerReplica": 1, "lora": {"rank": 16}}), memory_plan(policy_offload=True)
-    host = Hardware("cuda", 140 * GIB, host_gib * GIB, "2.11.0")
-    copies = copies_in_host_memory(job, model, plan, host)
+    host = Hardware("cuda", 140 * GIB, host_gib * GIB)
+    copies = copies_with_room(Setup(workload_of(job), model, host), plan)
     assert copies.frozen == copied
-    assert predict(job, model, plan, "cuda", copies).worker.peak_bytes <= 0.9 * host.host_memory_bytes
+    assert predicted(job, model, plan, copies).peak("host") <= USABLE_HOST_SHARE * host.host_memory_bytes
 
 
 SLEEPING = "weights of the sleeping engine"
@@ -162,16 +177,16 @@ def test_an_engine_that_sleeps_at_level_1_keeps_its_weights_on_the_host() -> Non
 def test_processes_of_an_engine_share_its_weights_and_need_dev_shm() -> None:
     asleep, eight = memory_plan(rollout_sleep="Level1"), {"gpusPerReplica": 8}
     whole, parts = (
-        predict(spec(policy=eight, rollout={"tensorParallelSize": size}), EIGHT_B, asleep, "cuda") for size in (1, 4)
+        predicted(spec(policy=eight, rollout={"tensorParallelSize": size}), EIGHT_B, asleep) for size in (1, 4)
     )
-    assert uses(whole.worker)[SLEEPING] == 8 * 16e9
-    assert uses(parts.worker)[SLEEPING] == 2 * 16e9
-    assert uses(parts.worker)["processes"] == uses(whole.worker)["processes"], "a process for each GPU"
-    assert parts.shared_memory_bytes - whole.shared_memory_bytes == 8 * (64 + 24) * MIB
+    assert uses(whole)[SLEEPING] == 8 * 16e9
+    assert uses(parts)[SLEEPING] == 2 * 16e9
+    assert uses(parts)["engine processes"] == uses(whole)["engine processes"], "a process for each GPU"
+    assert shared_memory_bytes(parts) - shared_memory_bytes(whole) == 8 * (64 + 24) * MIB
     alone, together = (
-        predict(
-            spec(topology="Disaggregated", rollout=eight | {"tensorParallelSize": size}), EIGHT_B, ON_GPU, "cuda"
-        ).shared_memory_bytes
+        shared_memory_bytes(
+            predicted(spec(topology="Disaggregated", rollout=eight | {"tensorParallelSize": size}), EIGHT_B, ON_GPU)
+        )
         for size in (1, 4)
     )
     assert together - alone == 8 * (64 + 24) * MIB, "of the rollout pod"
@@ -194,9 +209,9 @@ def test_the_prediction_covers_a_recorded_run_and_is_not_far_off() -> None:
         optimizer_offload=False,
         sync_bucket_bytes=256 * MIB,
     )
-    memory = worker_host_memory(shape, workload, plan, "cpu", ranks=1, engine_processes=1)
-    for role in ("policy", "rollout"):
-        assert memory.of_role(role).peak_bytes == rows[1]["predicted"][role]
+    memory = budget(Setup(workload, shape, ASSUMED["cpu"]), plan, ALL_COPIES)
+    for role, owner in (("policy", "policy"), ("rollout", "engine")):
+        assert memory.of("host", owner=owner).peak("host") == rows[1]["predicted"][role]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -226,34 +241,71 @@ def test_the_shape_of_random_weights_is_that_of_their_query() -> None:
     assert shape_in_uri(spec(model={"uri": "random://qwen3?hidden=0"}), 4) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "layers"),
+    [
+        ("Qwen/Qwen3-8B", 8_190_735_360, 36),
+        ("unsloth/Qwen3-8B-Base@main", 8_190_735_360, 36),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248, 32),
+        ("localhost/models/smollm2-135m-instruct:1", 134_515_008, 30),
+        ("org/NewQwen3-8B", 8_000_000_000, None),
+        ("org/DeepSeek-R1-Distill-Qwen-7B", 7_000_000_000, None),
+    ],
+)
+def test_well_known_models_have_their_own_shape(name: str, parameters: int, layers: int | None) -> None:
+    shape = shape_of_name(name, 2)
+    assert shape is not None
+    assert shape.parameters == parameters
+    assert layers in (None, shape.layers)
+
+
+def test_the_parameters_of_known_shapes_are_those_of_their_dimensions() -> None:
+    """Qwen2.5 has biases in addition, and Qwen3 norms of heads: less than a thousandth."""
+    for name in _KNOWN:
+        shape = shape_of_name(name, 2)
+        assert shape is not None
+        counts = [dense_parameters(shape, tied=tied) for tied in (True, False)]
+        assert min(abs(count / shape.parameters - 1) for count in counts) < 1e-3, name
+
+
 def test_a_typical_shape_is_close_to_real_ones() -> None:
     assert typical_shape(8_190_000_000, 2).hidden == pytest.approx(4096, rel=0.15)
 
 
 def test_before_a_plan_the_larger_of_offload_or_not_is_predicted() -> None:
     job, shape = spec(policy={"gpusPerReplica": 1}), EIGHT_B
-    both = [predict(job, shape, plan, "cuda").worker.peak_bytes for plan in (ON_GPU, OFFLOADED)]
-    assert predict_before_plan(job, shape, "cuda").worker.peak_bytes >= max(both)
+    both = [predicted(job, shape, plan).peak("host") for plan in (ON_GPU, OFFLOADED)]
+    assert predicted_budget(job, shape, "cuda").peak("host") >= max(both)
     with_kl = {"klCoefficient": 0.1, "steps": 3}
     smaller, larger = (
-        predict_before_plan(spec(algorithm=with_kl, memory={"optimizerOffload": offload}), shape, "cuda")
+        predicted_budget(spec(algorithm=with_kl, memory={"optimizerOffload": offload}), shape, "cuda")
         for offload in ("Disabled", "Enabled")
     )
-    assert larger.worker.peak_bytes - smaller.worker.peak_bytes == pytest.approx(16e9), "the reference model"
-    assert predict_before_plan(spec(algorithm=with_kl), shape, "cuda") == larger
+    assert larger.peak("host") - smaller.peak("host") == pytest.approx(16e9), "the reference model"
+    assert predicted_budget(spec(algorithm=with_kl), shape, "cuda") == larger
+
+
+def disk_of(job: RLJobSpec, device: DeviceKind = "cuda") -> dict[str, int]:
+    return {line.use: line.bytes for line in predicted(job, EIGHT_B, ON_GPU, device=device).of("disk").lines}
 
 
 def test_disk_holds_the_checkpoints_the_model_and_its_cache() -> None:
-    disk = predict(spec(checkpoint={"keep": 2}), EIGHT_B, ON_GPU, "cuda").disk
-    assert (disk.checkpoint_bytes, disk.checkpoints, disk.model_bytes, disk.cache_bytes) == (96e9, 3, 16e9, 16e9)
+    job = spec(checkpoint={"keep": 2})
+    assert checkpoint_bytes(workload_of(job), EIGHT_B) == 96e9
+    assert disk_of(job) == {
+        "checkpoints": 3 * 96e9,
+        "trained model": 16e9,
+        "model cache": 16e9,
+        "compiled code": GIB,
+    }
     cached = {"uri": "hf://Qwen/Qwen3-8B", "cache": {"persistentVolumeClaim": "models"}}
-    assert predict(spec(model=cached), EIGHT_B, ON_GPU, "cuda").disk.cache_bytes == 0
+    assert "model cache" not in disk_of(spec(model=cached))
 
 
 def test_disk_holds_compiled_code_unless_a_claim_of_its_own_does() -> None:
     def compiled_bytes(device: DeviceKind, **cache: Any) -> int:
         model = {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models", **cache}}
-        return predict(spec(model=model), EIGHT_B, ON_GPU, device).disk.compiled_bytes
+        return disk_of(spec(model=model), device).get("compiled code", 0)
 
     assert compiled_bytes("cuda") == GIB
     assert compiled_bytes("cuda", compiled=True) == 0
@@ -270,9 +322,9 @@ def test_requests_limits_and_claims_are_round_and_cover_the_prediction() -> None
 def test_limits_and_claims_of_the_user_that_are_too_small_are_named() -> None:
     limited = {"spec": {"containers": [{"resources": {"limits": {"memory": "8Gi"}}}]}}
     job = spec(policy={"template": limited}, checkpoint={"size": "50Gi"})
-    prediction = predict(job, EIGHT_B, ON_GPU, "cuda")
+    prediction = predicted(job, EIGHT_B, ON_GPU)
     ((role, message),) = low_limits(job, prediction)
     assert (role, "found 8.00 GiB; write " in message) == ("policy", True)
-    assert "write 329Gi" in (small_claim(job, prediction) or "")
+    assert "write 329Gi" in (small_claim(job, EIGHT_B, prediction) or "")
     assert list(low_limits(spec(), prediction)) == []
-    assert small_claim(spec(), prediction) is None
+    assert small_claim(spec(), EIGHT_B, prediction) is None

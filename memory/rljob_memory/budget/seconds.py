@@ -1,0 +1,139 @@
+"""Time of the phases of the longest step: a rough model, whose rates are fitted to measurements.
+
+Within 20 % of the recorded jobs on H100s and H200s with 4B or more (tests/unit/memory/test_recorded_runs.py,
+test_predicted_seconds.py). With smaller models the cores of the host decide, which differ more.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget.gpu import (
+    PolicyState,
+    engine_sleeps,
+    engine_weight_bytes,
+    filled_tokens,
+    kv_bytes_per_token,
+    sequences_in,
+)
+from rljob_memory.budget.host import Copies
+from rljob_memory.budget.lines import Phase
+from rljob_memory.budget.setup import Setup
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.workload import Workload
+
+_ARITHMETIC_SHARE, _HALF_HIDDEN = 0.8, 1500
+"""Share of a GPU's peak that the matrix products of an infinitely wide model reach in an update; half of it at this
+hidden size."""
+
+_ATTENTION_COST = 1.5
+"""Time of an operation of attention, compared with one of a matrix product."""
+
+_MEMORY_SHARE, _LINK_SHARE, _PCIE_SHARE = 0.8, 0.8, 0.625
+"""Shares of the peak rates: of memory in decoding, of the links in FSDP2's collectives, and of PCIe in both directions
+at once (40 GB/s each way, H200)."""
+
+_NETWORK_RATE = 40e9
+"""Bytes per second between machines: a network of 400 Gbit/s. Assumed."""
+
+_DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 26e-6, 1e-3
+"""Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
+
+_ALL_REDUCE_SECONDS = 35e-6
+"""One small all-reduce of NCCL between the GPUs of an engine; there are two in each layer."""
+
+_SERVING_SHARE = 0.5
+"""Share of a GPU's peak that the engine's matrix products reach."""
+_MICRO_BATCH_SECONDS = 0.02
+"""Kernel launches and Python of a micro-batch, apart from its arithmetic."""
+_GRADIENT_PASSES = 3
+"""Times that a micro-batch reads or writes the sum of gradients."""
+
+_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.2, 75e9, 30e9
+"""Of a weight sync: always, and bytes of weights per second, from one rank and gathered from several."""
+
+_FILE_RATE = 5e9
+"""Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""
+
+
+def seconds_by_phase(setup: Setup, plan: MemoryPlan, copies: Copies) -> dict[Phase, float]:
+    """Seconds of each phase if every sequence has the maximum length."""
+    rollout = _rollout_seconds(setup, plan)
+    if plan.policy_offload and engine_sleeps(setup.work, plan):
+        rollout += _weight_copy_seconds(setup, plan, copies)
+    sync_rate = _SYNC_RATE if setup.work.policy_ranks == 1 else _GATHERED_SYNC_RATE
+    return {
+        "rollout": rollout,
+        "update": _update_seconds(setup, plan),
+        "sync": _SYNC_SECONDS + setup.model.weight_bytes / sync_rate,
+    }
+
+
+def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
+    """Decoding takes the time of memory and arithmetic, or of the host with small models."""
+    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
+    at_once = sequences_in(work, model, plan.kv_cache_bytes)
+    context = work.max_prompt_tokens + work.max_response_tokens / 2
+    read = engine_weight_bytes(work, model) + at_once * context * kv_bytes_per_token(work, model)
+    passes = 2 * model.parameters / work.tensor_parallel_size
+    rate = gpu.bfloat16_flops * _SERVING_SHARE
+    on_gpu = hypot(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / rate)  # neither hides the other
+    if work.tensor_parallel_size > 1:
+        on_gpu += 2 * model.layers * _ALL_REDUCE_SECONDS
+    on_host = _DECODE_STEP_SECONDS + at_once * _DECODE_SEQUENCE_SECONDS
+    waves = -(-work.sequences_of_an_engine // at_once)
+    prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens
+    prefill = prompts * passes / rate
+    return waves * work.max_response_tokens * (max(on_gpu, on_host) + _DECODE_ALWAYS_SECONDS) + prefill
+
+
+def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
+    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
+    state = PolicyState(work, model)
+    tokens = work.sequences_per_rank * work.max_sequence_tokens
+    in_a_micro_batch = filled_tokens(work, plan) // work.max_sequence_tokens
+    micro_batches = work.updates_per_step * -(-work.sequences_per_update // in_a_micro_batch)
+    share = _ARITHMETIC_SHARE * model.hidden / (model.hidden + _HALF_HIDDEN)
+    arithmetic = tokens * flops_per_token(work, model, plan) / gpu.bfloat16_flops / share
+    each = _MICRO_BATCH_SECONDS + _GRADIENT_PASSES * state.gradients / gpu.memory_rate
+    each += _collective_bytes(work, model) / _link_rate(setup)
+    stream_rate = gpu.pcie_rate * _PCIE_SHARE
+    step = 2 * state.changed / gpu.memory_rate
+    if plan.optimizer_offload:
+        step += state.optimizer / stream_rate
+        # FSDP2 overlaps no copy of the reference on a single GPU, where it gathers nothing; on several it may.
+        each += state.reference / stream_rate
+    return arithmetic + micro_batches * each + work.updates_per_step * step
+
+
+def flops_per_token(work: Workload, model: ModelShape, plan: MemoryPlan) -> float:
+    """Operations of an update for one token: two for each parameter in a forward pass and four in a backward pass, two
+    of which frozen weights do not need; and causal attention over half of a sequence, which costs more."""
+    attention = _ATTENTION_COST * 2 * model.layers * model.attention_width * work.max_sequence_tokens
+    forward = 2 * model.parameters + attention
+    backward = 2 * forward
+    if model.adapter_parameters:
+        backward -= 2 * (model.parameters - model.adapter_parameters)
+    extra = forward if plan.activation_checkpointing else 0
+    reference = forward if work.reference_model else 0
+    return forward + backward + extra + reference
+
+
+def _collective_bytes(work: Workload, model: ModelShape) -> float:
+    """Bytes that FSDP2 moves for a rank and micro-batch: weights, gathered twice, and float32 gradients, reduced."""
+    others = (work.policy_ranks - 1) / work.policy_ranks
+    return others * (2 * model.weight_bytes + 4 * model.trained_parameters)
+
+
+def _link_rate(setup: Setup) -> float:
+    return _NETWORK_RATE if setup.work.policy_pods > 1 else setup.hardware.gpu_type.link_rate * _LINK_SHARE
+
+
+def _weight_copy_seconds(setup: Setup, plan: MemoryPlan, copies: Copies) -> float:
+    """Time that `policyOffload` adds. Trained weights move both ways; the others only back to the GPU, from their copy
+    in host memory or from the model's files."""
+    state = PolicyState(setup.work, setup.model)
+    rate = setup.hardware.gpu_type.pcie_rate * _PCIE_SHARE
+    others = state.offloaded_weights(plan) - state.weights
+    return 2 * state.weights / rate + others / (rate if copies.frozen else _FILE_RATE)

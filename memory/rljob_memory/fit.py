@@ -1,0 +1,186 @@
+"""Answers before a job starts: whether it fits its GPUs and hosts, at what price, and what else would fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rljob_api.memory_plan import MemorySettings
+from rljob_memory.budget import PHASES, Phase, Pod, Setup
+from rljob_memory.budget.gpu import activation_bytes_per_token
+from rljob_memory.budget.host import USABLE_HOST_SHARE
+from rljob_memory.hardware import GPU_TYPES
+from rljob_memory.plan import Choice, best_choice
+from rljob_memory.sizes import TIB, human_bytes
+
+Verdict = Literal["fits", "fits at a price", "does not fit"]
+
+_NOTICEABLE = 1.05
+"""A price or a gain below this ratio of seconds is within the error of the prediction."""
+_GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+GPUS_OF_A_MACHINE = 8
+_LONGEST_RESPONSE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Memory that is missing in one phase."""
+
+    place: Literal["gpu", "host"]
+    pod: Pod
+    phase: Phase
+    needed_bytes: int
+    usable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The best plan for a job on a machine, and how it compares with other plans and machines."""
+
+    settings: MemorySettings
+    setup: Setup
+    choice: Choice
+    lack: Lack | None
+    """The phase that lacks most; None if the job fits."""
+
+    @property
+    def price_seconds(self) -> float:
+        """Seconds of a step that more GPU memory would save; 0 without GPUs."""
+        hardware = self.setup.hardware
+        if hardware.device == "cpu":
+            return 0.0
+        roomy = replace(hardware, device_memory_bytes=TIB, engine_device_memory_bytes=0, gpu=hardware.gpu_type.name)
+        without_limit = best_choice(self.settings, replace(self.setup, hardware=roomy))
+        return max(self.choice.budget.seconds() - without_limit.budget.seconds(), 0.0)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.lack is not None:
+            return "does not fit"
+        seconds = self.choice.budget.seconds()
+        return "fits at a price" if seconds > _NOTICEABLE * (seconds - self.price_seconds) else "fits"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason, such as `fits at a price of 3.1 s a step`."""
+        if self.lack is not None:
+            lack = self.lack
+            predicted = self.choice.budget
+            largest = predicted.uses(lack.place, lack.phase, pod=lack.pod)[:3]
+            uses = ", ".join(f"{line.use} {human_bytes(line.bytes)}" for line in largest)
+            where = "a GPU" if lack.place == "gpu" else "the hosts" if self.setup.work.policy_pods > 1 else "the host"
+            return (
+                f"does not fit, because the {lack.phase} needs {human_bytes(lack.needed_bytes)} of {where}, and "
+                f"{human_bytes(lack.usable_bytes)} can be used ({uses})"
+            )
+        price = f" of {self.price_seconds:,.1f} s a step" if self.verdict == "fits at a price" else ""
+        return f"{self.verdict}{price}"
+
+    # --- other plans and machines ---
+
+    def fewest_gpus(self) -> int | None:
+        """The smallest number of such GPUs for the policy; None if 64 are not enough."""
+        smallest = self.on_fewest_gpus()
+        return None if smallest is None else smallest.setup.work.policy_ranks
+
+    def on_fewest_gpus(self) -> Fit | None:
+        """The fit on the smallest number of such GPUs for the policy; None if 64 are not enough."""
+        fits = (fit(self.settings, with_gpus(self.setup, count)) for count in _GPU_COUNTS)
+        return next((each for each in fits if each.lack is None), None)
+
+    def on_other_gpus(self) -> dict[str, Fit | None]:
+        """The fit on the fewest GPUs of each known type, by its name; None where 64 are not enough."""
+        found = {}
+        for name, kind in GPU_TYPES.items():
+            hardware = replace(
+                self.setup.hardware, device_memory_bytes=kind.memory_bytes, engine_device_memory_bytes=0, gpu=name
+            )
+            found[name] = fit(self.settings, replace(self.setup, hardware=hardware)).on_fewest_gpus()
+        return found
+
+    def largest_micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch that still fits under this plan, at most those of an update; 0 without GPUs."""
+        hardware, plan = self.setup.hardware, self.choice.plan
+        if hardware.device == "cpu":
+            return 0
+        each = activation_bytes_per_token(
+            self.setup.model, checkpointing=plan.activation_checkpointing, compiled=hardware.layers_compiled
+        )
+        predicted = self.choice.budget
+        others = predicted.total("gpu", "update") - predicted.bytes_of("activations", "gpu")
+        step = self.setup.work.sequences_per_update * self.setup.work.max_sequence_tokens
+        return min(max(self.setup.usable_bytes("update") - others, 0) // each, step)
+
+    def longest_response_tokens(self) -> int:
+        """The largest maxResponseTokens with which the job fits under any plan; 0 if none does."""
+
+        def fits(tokens: int) -> bool:
+            return fit(self.settings, self.setup.with_work(max_response_tokens=tokens)).lack is None
+
+        return _last(fits, _LONGEST_RESPONSE)
+
+    def faster_tensor_parallel_size(self) -> tuple[int, float] | None:
+        """A `tensorParallelSize` with which a step is noticeably faster, and its seconds; None if there is none."""
+        work = self.setup.work
+        processes = work.engine_processes_per_pod
+        sizes = [size for size in (1, 2, 4, 8) if processes % size == 0 and self.setup.model.kv_heads % size == 0]
+        seconds = {}
+        for size in sizes:
+            other = replace(self.setup, work=work.with_engines(work.engine_processes // size, size))
+            found = best_choice(self.settings, other)
+            if found.fits:
+                seconds[size] = found.budget.seconds()
+        if not seconds:
+            return None
+        best = min(seconds, key=lambda size: seconds[size])
+        now = self.choice.budget.seconds()
+        if best == work.tensor_parallel_size or (self.choice.fits and now < _NOTICEABLE * seconds[best]):
+            return None
+        return best, seconds[best]
+
+
+def fit(settings: MemorySettings, setup: Setup) -> Fit:
+    """The best plan by the budget, and whether it fits."""
+    choice = best_choice(settings, setup)
+    return Fit(settings, setup, choice, _lack(setup, choice))
+
+
+def with_gpus(setup: Setup, count: int) -> Setup:
+    """The setup with `count` GPUs for the policy, and for its engines if they share them."""
+    work = setup.work
+    pods = -(-count // GPUS_OF_A_MACHINE)
+    host = setup.hardware.host_memory_bytes * pods // work.policy_pods
+    if work.is_colocated:
+        size = min(work.tensor_parallel_size, count)
+        work = replace(work.with_engines(count // size, size), rollout_pods=pods)
+    work = replace(work, policy_ranks=count, policy_pods=pods)
+    return Setup(work, setup.model, replace(setup.hardware, host_memory_bytes=host))
+
+
+def _lack(setup: Setup, choice: Choice) -> Lack | None:
+    """The phase of a GPU that lacks most memory, else the host's; None if everything fits."""
+    predicted = choice.budget
+    lacks = []
+    if setup.hardware.device == "cuda":
+        for pod in predicted.pods():
+            for phase in PHASES:
+                needed, usable = predicted.total("gpu", phase, pod=pod), setup.usable_bytes(phase, pod)
+                lacks.append(Lack("gpu", pod, phase, needed, usable))
+    if all(lack.needed_bytes <= lack.usable_bytes for lack in lacks):
+        phase = predicted.peak_phase("host")
+        needed = setup.work.policy_pods * predicted.total("host", phase)
+        lacks = [Lack("host", "policy", phase, needed, int(setup.hardware.host_memory_bytes * USABLE_HOST_SHARE))]
+    worst = max(lacks, key=lambda lack: lack.needed_bytes - lack.usable_bytes)
+    return worst if worst.needed_bytes > worst.usable_bytes else None
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that holds, if smaller ones hold too; 0 if 1 does not."""
+    if holds(most):
+        return most
+    low, high = 0, most
+    while high - low > max(low // 100, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,187 @@
+"""`rljob plan`: the verdict, its reasons, other machines, and bad input."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_client.plan_command import PlanOptions, run_plan
+from rljob_memory.hardware import GPU_TYPES
+
+QWEN3_8B = "random://qwen3?hidden=4096&intermediate=12288&layers=36&heads=32&kvHeads=8&headDim=128&vocabulary=151936&tied=false"
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+}
+
+
+def manifest(directory: Path, uri: str = QWEN3_8B, **sections: Any) -> Path:
+    spec: dict[str, Any] = {
+        "model": {"uri": uri},
+        "task": {"name": "digits"},
+        "algorithm": {"steps": 2, "maxPromptTokens": 16, "maxResponseTokens": 1024},
+        "policy": {"gpusPerReplica": 1},
+    }
+    job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec | sections}
+    path = directory / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def planned(capsys: pytest.CaptureFixture[str], path: Path, **options: Any) -> tuple[int, dict[str, Any]]:
+    code = run_plan(path, PlanOptions(**options, as_json=True))
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host", "code", "verdict", "gpus"),
+    [
+        ("h200", "512Gi", 0, "fits at a price", 1),
+        ("b200", "512Gi", 0, "fits", 1),
+        ("a100-40", "512Gi", 1, "does not fit", 4),
+    ],
+)
+def test_the_verdict_and_the_fewest_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, host: str, code: int, verdict: str, gpus: int
+) -> None:
+    found = planned(capsys, manifest(tmp_path), gpu=gpu, host=host)
+    assert (found[0], found[1]["verdict"], found[1]["fewestGpus"]) == (code, verdict, gpus)
+    again = planned(capsys, manifest(tmp_path), gpu=gpu, gpus=gpus, host="2Ti")
+    assert again[0] == 0, "with that many it fits"
+
+
+def test_lines_add_up_to_the_peaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = planned(capsys, manifest(tmp_path), gpu="h200", host="512Gi")
+    lines = [line for line in found["lines"] if line["place"] == "gpu"]
+    for phase in ("rollout", "update", "sync"):
+        total = sum(line["bytes"] for line in lines if phase in line["phases"])
+        assert total == found["peakBytes"]["gpu"]["policy"][phase]
+    assert found["secondsPerStep"] == pytest.approx(sum(found["seconds"].values()))
+
+
+def test_the_longest_responses_that_fit_are_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def code(tokens: int) -> int:
+        algorithm = {"steps": 2, "maxPromptTokens": 16, "maxResponseTokens": tokens}
+        return run_plan(manifest(tmp_path, algorithm=algorithm), PlanOptions("h100", 1, "512Gi", as_json=True))
+
+    _, found = planned(capsys, manifest(tmp_path), gpu="h100", gpus=1, host="512Gi")
+    longest = found["longestResponseTokens"]
+    assert 1024 < longest < 1 << 20
+    assert (code(longest), code(longest * 11 // 10)) == (0, 1)
+
+
+def test_pinned_settings_stay_and_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = manifest(tmp_path, memory={"microBatchTokens": 2080, "optimizerOffload": "Disabled"})
+    assert run_plan(path, PlanOptions("b200", 1, "512Gi")) == 0
+    printed = capsys.readouterr().out
+    assert "microBatchTokens        2080        pinned" in printed
+    assert "optimizerOffload        Disabled    pinned" in printed
+
+
+def test_a_sweep_compares_all_types_of_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = planned(capsys, manifest(tmp_path), gpu="h100", host="2Ti", sweep=True)
+    assert code == 0
+    assert found.keys() == GPU_TYPES.keys()
+    assert (found["h200"]["gpus"], found["a100-40"]["gpus"]) == (1, 4)
+    assert found["b200"]["secondsPerStep"] < found["h100"]["secondsPerStep"]
+    assert run_plan(manifest(tmp_path), PlanOptions("h100", host="2Ti", sweep=True)) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a100-40 ")]
+    assert row.split()[:4] == ["a100-40", "39.40", "GiB", "4"]
+
+
+def test_a_host_that_is_too_small_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_plan(manifest(tmp_path), PlanOptions("b200", 1, "16Gi")) == 1
+    assert "of the host, and 15.20 GiB can be used" in capsys.readouterr().out
+
+
+def test_a_job_on_cpus_needs_host_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32"
+    assert run_plan(manifest(tmp_path, small, policy={"gpusPerReplica": 0}), PlanOptions(host="16Gi")) == 0
+    printed = capsys.readouterr().out
+    assert "parameters on CPUs, 16.00 GiB of host memory" in printed
+    assert "s a step" not in printed
+
+
+def test_a_local_model_is_read_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    _, found = planned(capsys, manifest(tmp_path, f"file://{tmp_path}"), gpu="h100")
+    assert found["model"]["parameters"] == pytest.approx(596e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "uri", "config", "parts"),
+    [
+        ({"gpu": "h1000"}, QWEN3_8B, None, ["--gpu: expected one of b200, h200,", "did you mean h100?"]),
+        ({"gpu": "80"}, QWEN3_8B, None, ["--gpu: expected a size from 1Gi to 64Ti, found '80'"]),
+        ({"gpu": "9999Ti"}, QWEN3_8B, None, ["--gpu: expected a size"]),
+        ({"host": "lots"}, QWEN3_8B, None, ["--host: expected a size", "found 'lots'"]),
+        ({"gpus": 0}, QWEN3_8B, None, ["--gpus: expected a number from 1 to 4,096, found 0"]),
+        ({"gpus": 10**9}, QWEN3_8B, None, ["--gpus: expected a number"]),
+        ({}, "pvc://claim/model", None, ["expected a model whose size is known here, found pvc://claim/model"]),
+        ({}, "file:///absent/model", None, ["expected config.json in the model directory /absent/model, found none"]),
+        ({}, "here", {"num_hidden_layers": None}, ["expected a positive integer as num_hidden_layers, found None"]),
+        ({}, "here", {"hidden_size": "many"}, ["expected a positive integer as hidden_size, found 'many'"]),
+        ({}, "here", {"num_local_experts": 8}, ["MixtralForCausalLM", "num_local_experts", "known: "]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+    uri: str,
+    config: dict[str, Any] | None,
+    parts: list[str],
+) -> None:
+    if config is not None:
+        uri = f"file://{tmp_path}"
+        kind = (
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"} if "num_local_experts" in config else {}
+        )
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | kind | config))
+    assert run_plan(manifest(tmp_path, uri), PlanOptions(**options)) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert [part for part in parts if part not in message] == []
+
+
+def test_an_invalid_manifest_is_reported_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("apiVersion: rljob.dev/v1alpha1\nkind: RLJob\nmetadata: {name: a}\nspec: {}\n")
+    assert run_plan(path, PlanOptions()) == 2
+    assert f"{path}:4" in capsys.readouterr().err
+
+
+def test_it_imports_neither_torch_nor_numpy_and_is_quick(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from rljob_client.plan_command import PlanOptions, run_plan\n"
+        "from pathlib import Path\n"
+        f"run_plan(Path({str(manifest(tmp_path))!r}), PlanOptions('h100', 1, '512Gi'))\n"
+        "found = {'torch', 'numpy', 'safetensors', 'transformers', 'vllm', 'ray'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {found}' if found else 0)\n"
+    )
+    began = _seconds_of_children()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert _seconds_of_children() - began < 3, "0.7 s if the machine does nothing else"
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,122 @@
+"""Predicted seconds of a step's phases against recorded ones, and the plans that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rljob_api.memory_plan import MemorySettings
+from rljob_memory.budget import Setup, budget
+from rljob_memory.hardware import GPU_TYPES, Hardware
+from rljob_memory.model_shape import ModelShape
+from rljob_memory.plan import best_choice
+from rljob_memory.sizes import GIB
+from rljob_memory.workload import Workload
+
+QWEN3_0_6B = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2, heads=16, intermediate=3072)
+QWEN3_1_7B = ModelShape(1_720_000_000, 28, 2048, 8, 128, 151_936, 2, heads=16, intermediate=6144)
+QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
+QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
+QWEN3_4B = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
+LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
+TWO_ON_TWO = replace(LONG_STEP, policy_ranks=2, engines=1, tensor_parallel_size=2)
+FOUR = replace(LONG_STEP, policy_ranks=4, engines=1, tensor_parallel_size=4)
+FOUR_APART = replace(LONG_STEP, policy_ranks=4, engines=4)
+
+
+def setup(model: ModelShape, work: Workload, gpu: str = "h200") -> Setup:
+    hardware = Hardware("cuda", GPU_TYPES[gpu].memory_bytes, 512 * GIB, gpu=gpu, layers_compiled=True)
+    return Setup(work, model, hardware)
+
+
+@pytest.mark.parametrize(
+    ("model", "work", "gpu", "settings", "rollout", "update"),
+    [
+        (QWEN3_0_6B, replace(LONG_STEP, max_response_tokens=512), "h200", {}, 3.5, 0.9),
+        (QWEN3_1_7B, Workload(2, 8, 16, 16_000), "h200", {}, 93, 11),
+        (QWEN3_4B, LONG_STEP, "h100", {}, 9.1, 8.2),
+        (QWEN3_8B, LONG_STEP, "h200", {}, 9.4, 13.7),
+        (replace(QWEN3_8B, adapter_parameters=43_646_976), LONG_STEP, "h200", {}, 9.5, 9.3),
+        (QWEN3_14B, replace(LONG_STEP, moment_bytes=2), "h200", {}, 14.3, 23.6),
+        (QWEN3_8B, TWO_ON_TWO, "h200", {}, 7.7, 7.3),
+        (QWEN3_14B, replace(TWO_ON_TWO, moment_bytes=2), "h200", {}, 9.8, 15.6),
+        (QWEN3_8B, FOUR_APART, "h200", {}, 6.1, 4.0),
+        (QWEN3_14B, FOUR_APART, "h200", {}, 9.6, 6.8),
+        (QWEN3_32B, replace(FOUR, moment_bytes=2), "h200", {}, 12.2, 17.2),
+        (
+            QWEN3_32B,
+            replace(FOUR, moment_bytes=2),
+            "h200",
+            {"activationCheckpointing": "Disabled", "microBatchTokens": 1040, "optimizerOffload": "Disabled"},
+            12.3,
+            28.3,
+        ),
+    ],
+)
+def test_seconds_are_within_15_percent_of_recorded_ones(
+    model: ModelShape, work: Workload, gpu: str, settings: dict[str, Any], rollout: float, update: float
+) -> None:
+    choice = best_choice(MemorySettings.model_validate(settings), setup(model, work, gpu))
+    assert choice.budget.seconds("rollout") == pytest.approx(rollout, rel=0.15)
+    assert choice.budget.seconds("update") == pytest.approx(update, rel=0.15)
+
+
+def test_32b_on_four_gpus_recomputes_activations_rather_than_shrink_micro_batches() -> None:
+    """Recorded: 42.9 to 49.9 s a step with 1,040 tokens and kept activations, 31.4 s with 8,192 and recomputation."""
+    large = setup(QWEN3_32B, replace(FOUR, moment_bytes=2))
+    choice = best_choice(MemorySettings(), large)
+    assert choice.fits
+    assert choice.plan.activation_checkpointing
+    assert choice.plan.micro_batch_tokens == 8192
+    assert not choice.plan.optimizer_offload
+    kept = MemorySettings.model_validate({"activationCheckpointing": "Disabled", "optimizerOffload": "Disabled"})
+    assert best_choice(kept, large).budget.seconds() > 1.3 * choice.budget.seconds()
+
+
+def test_a_reference_model_on_the_host_passes_the_gpu_in_each_micro_batch() -> None:
+    with_reference = setup(QWEN3_8B, replace(LONG_STEP, reference_model=True))
+    seconds = [
+        budget(with_reference, best_choice(MemorySettings(), with_reference).plan.model_copy(update=changed)).seconds()
+        for changed in ({"optimizer_offload": True}, {"optimizer_offload": False})
+    ]
+    assert seconds[0] - seconds[1] > QWEN3_8B.weight_bytes / 40e9 * 10
+
+
+def test_recomputed_activations_take_up_to_a_third_more_time_of_an_update() -> None:
+    """One forward pass more (Chen et al. 2016); 0.59 s of 3.48 s in bench/results/memory_mitigation_cost.json."""
+    one = setup(QWEN3_4B, LONG_STEP)
+    plan = best_choice(MemorySettings(), one).plan
+    kept, recomputed = (
+        budget(one, plan.model_copy(update={"activation_checkpointing": on})).seconds("update") for on in (False, True)
+    )
+    assert 1.25 < recomputed / kept < 4 / 3
+
+
+def test_phases_that_overlap_take_the_time_of_the_longer() -> None:
+    apart = replace(LONG_STEP, topology="Disaggregated")
+    in_turn, together = (
+        best_choice(MemorySettings(), setup(QWEN3_4B, replace(apart, overlaps=overlaps))).budget
+        for overlaps in (False, True)
+    )
+    rollout, update, sync = (in_turn.seconds(phase) for phase in ("rollout", "update", "sync"))
+    assert in_turn.seconds() == pytest.approx(rollout + update + sync)
+    assert together.seconds() == pytest.approx(max(rollout, update) + sync)
+
+
+def test_smaller_updates_hold_fewer_tokens_and_take_an_optimizer_step_each() -> None:
+    whole, parts = (setup(QWEN3_4B, replace(LONG_STEP, updates_per_step=count)) for count in (1, 32))
+    plan = best_choice(MemorySettings(), whole).plan
+    assert budget(parts, plan).bytes_of("activations", "gpu") < budget(whole, plan).bytes_of("activations", "gpu")
+    assert budget(parts, plan).seconds("update") > budget(whole, plan).seconds("update")
+
+
+def test_seconds_of_an_unnamed_gpu_are_those_of_the_closest_in_size() -> None:
+    assert Hardware("cuda", 139 * GIB, 0).gpu_type.name == "h200"
+    assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA A100-SXM4-80GB").gpu_type.name == "a100-80"
+    assert Hardware("cuda", 39 * GIB, 0, gpu="NVIDIA-A100-SXM4-40GB").gpu_type.name == "a100-40"
+    assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA H100 80GB HBM3").gpu_type.name == "h100"
+    assert Hardware("cuda", 9 * GIB, 0, gpu="NVIDIA H100 80GB HBM3 MIG 1g.10gb").gpu_type.name == "l4", "no whole H100"
+    assert Hardware("cpu", 0, GIB).gpu_type.name == "cpu"
