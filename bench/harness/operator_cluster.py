@@ -57,8 +57,7 @@ def kubectl(plane: ControlPlane, *arguments: str) -> None:
 
 def installed_operator(plane: ControlPlane, base_port: int) -> OperatorProcess:
     """An operator with the permissions of the chart and the settings of an installation, not started."""
-    api, helm = ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm")
-    token = install(api, helm, OPERATOR_NAMESPACE, claim_jobs=True)
+    token = install(ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
     kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", plane.url, token, plane.ca)
     settings = {
         "trainer_image": "localhost/rljob/trainer",

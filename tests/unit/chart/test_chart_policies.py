@@ -1,4 +1,4 @@
-"""Policies of the chart: for the network of the operator, reports and claims of jobs, and the probe in pods."""
+"""Policies of the chart: for the network of the operator, for reports of jobs, and for the probe in labelled pods."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_jobs_share_an_account_only_beside_the_policy_for_it(render: Render, ena
 
 
 def probe_policies(render: Render, version: str = "v1", **values: Object) -> list[Object]:
-    diagnosis = {"podDiagnosis": {"enabled": True, **values.pop("podDiagnosis", {})}, "claimPolicy": {"enabled": False}}
+    diagnosis = {"podDiagnosis": {"enabled": True, **values.pop("podDiagnosis", {})}}
     objects = render(api_versions=SERVED.format(version) if version else "", **values | diagnosis)
     return [found for kind in KINDS for found in of_kind(objects, kind)]
 
@@ -64,30 +64,6 @@ def test_there_is_no_probe_policy_without_the_option_or_the_api(
     render: Render, version: str, diagnosis: Object
 ) -> None:
     assert probe_policies(render, version, podDiagnosis=diagnosis) == []
-
-
-def claim_policies(render: Render, version: str = "v1", **values: Object) -> list[Object]:
-    objects = render(api_versions=SERVED.format(version) if version else "", **values)
-    return [found for kind in KINDS for found in of_kind(objects, kind)]
-
-
-def test_the_claim_policy_writes_what_the_operator_would(render: Render) -> None:
-    policy, binding = claim_policies(render)
-    assert (policy["spec"]["failurePolicy"], binding["spec"]) == ("Ignore", {"policyName": policy["metadata"]["name"]})
-    [mutation] = policy["spec"]["mutations"]
-    expression = mutation["jsonPatch"]["expression"]
-    settings = environment(render())
-    installation = f"rljob-system/{settings['RLJOB_OPERATOR_LEASE_NAME']}"
-    assert all(f'"{text}"' in expression for text in (labels.OPERATOR, labels.FINALIZER, installation))
-
-
-@pytest.mark.parametrize(
-    ("version", "values"),
-    [("v1", {"claimPolicy": {"enabled": False}}), ("v1", {"namespaces": ["team-a"]}), ("", {})],
-    ids=["disabled", "jobs without the finalizer", "not served"],
-)
-def test_the_operator_claims_jobs_itself_without_the_policy(render: Render, version: str, values: Object) -> None:
-    assert claim_policies(render, version, **values) == []
 
 
 TEAM: Object = {"matchLabels": {"team": "rl"}}

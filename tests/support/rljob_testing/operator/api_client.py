@@ -22,8 +22,7 @@ _RESOURCES = {
     "networking.k8s.io/v1": "networkpolicies",
     "rbac.authorization.k8s.io/v1": "roles rolebindings clusterroles clusterrolebindings",
     "apiextensions.k8s.io/v1": "customresourcedefinitions",
-    "admissionregistration.k8s.io/v1": "mutatingadmissionpolicies mutatingadmissionpolicybindings "
-    "validatingadmissionpolicies validatingadmissionpolicybindings "
+    "admissionregistration.k8s.io/v1": "validatingadmissionpolicies validatingadmissionpolicybindings "
     "validatingwebhookconfigurations",
     "coordination.k8s.io/v1": "leases",
     "scheduling.volcano.sh/v1beta1": "podgroups",

@@ -15,24 +15,17 @@ from rljob_testing.repository import CHART
 
 RELEASE = "rljob-operator"
 _RIGHTS = ("serviceaccount", "rbac-operator", "step-report-policy")
-_MUTATING_POLICIES = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 
 def rendered_rights(
-    helm: Path,
-    namespace: str,
-    job_namespaces: Iterable[str] = (),
-    *,
-    diagnose_pods: bool = False,
-    claim_jobs: bool = False,
+    helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
 ) -> list[dict[str, Any]]:
     """ServiceAccount, roles and bindings, and the policy for StepReports, as `helm install` creates them. Without
-    `job_namespaces`: cluster-wide. `claim_jobs`: also the policy for new jobs."""
-    templates = (*_RIGHTS, "claim-policy") if claim_jobs else _RIGHTS
-    only = [argument for name in templates for argument in ("--show-only", f"templates/{name}.yaml")]
+    `job_namespaces`: cluster-wide."""
+    only = [argument for name in _RIGHTS for argument in ("--show-only", f"templates/{name}.yaml")]
     watched = f"namespaces={json.dumps(list(job_namespaces))}"
     diagnosis = f"podDiagnosis.enabled={json.dumps(diagnose_pods)}"
-    values = ("--set-json", watched, "--set", diagnosis, "--api-versions", _MUTATING_POLICIES)
+    values = ("--set-json", watched, "--set", diagnosis)
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, *values, *only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,17 +33,11 @@ def rendered_rights(
 
 
 def install(
-    api: ApiClient,
-    helm: Path,
-    namespace: str,
-    job_namespaces: Iterable[str] = (),
-    *,
-    diagnose_pods: bool = False,
-    claim_jobs: bool = False,
+    api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
 ) -> str:
-    """Create the namespace, apply the objects of `rendered_rights`, and return a token of the operator's account."""
+    """Create the namespace, apply the permissions, and return a token of the operator's ServiceAccount."""
     api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    rights = rendered_rights(helm, namespace, job_namespaces, diagnose_pods=diagnose_pods, claim_jobs=claim_jobs)
+    rights = rendered_rights(helm, namespace, job_namespaces, diagnose_pods=diagnose_pods)
     for manifest in rights:
         api.apply(_plural(manifest["kind"]), manifest, manifest["metadata"].get("namespace"))
     [account] = [manifest["metadata"]["name"] for manifest in rights if manifest["kind"] == "ServiceAccount"]
