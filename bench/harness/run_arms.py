@@ -228,7 +228,7 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
     }
 
 
-_COMMON = "kvHeads=8&headDim=128&vocabulary=151936&dtype=bfloat16"
+_COMMON = "kvHeads=8&headDim=128&vocabulary=151936&maxPositions=40960&dtype=bfloat16"
 SHAPES = {
     "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
