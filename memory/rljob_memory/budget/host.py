@@ -49,6 +49,10 @@ _CPU_ENGINE_COPIES = 2.5
 """Multiples of its weights that vLLM holds on a CPU: as they were received, as oneDNN has packed them for its matrix
 products, and the bucket that is being received. Measured with SmolLM2-135M."""
 
+_PINNED_REFERENCE = 1.6
+"""Multiples of its weights that a reference model in pinned host memory takes, measured with Qwen3-4B in
+bench/results/plan_accuracy.json. torch rounds each of its parameters up to a power of two: that alone is 1.4."""
+
 READING_BYTES = 256 * MIB
 """Weights on their way to one rank's GPU: four threads each have 8 Mi numbers, as stored and in float32, in at most 4
 bytes each (`rljob_trainer.policy.weight_loading`)."""
@@ -172,7 +176,7 @@ def _policy_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Li
         yield line("pieces of a checkpoint", min(_PIECES_BYTES, 2 * state.changed), _TRAINING, "being written or read")
     if device == "cuda" and plan.optimizer_offload:
         yield line("pinned optimizer state", state.optimizer, _TRAINING, "optimizerOffload")
-        yield line("reference model", state.reference, _TRAINING, "optimizerOffload")
+        yield line("reference model", int(_PINNED_REFERENCE * state.reference), _TRAINING, "optimizerOffload")
     exported = _exported_bytes(work, model)
     yield Line("policy", "exported model", "host", exported, frozenset({"export"}), "collected by rank 0")
 
