@@ -100,7 +100,7 @@ def _unknown(failure: Failure, confidence: float) -> Diagnosis:
         free, requested = human_bytes(device.free_bytes), human_bytes(device.requested_bytes)
         contradiction = f", although {free} were free for a request of {requested}"
     text = f": “{failure.text[:160]}”" if failure.text else ""
-    message = f"Memory ran out ({failure.kind}), and the evidence does not show why{contradiction}{text}"
+    message = f"Memory ran out ({failure.kind.meaning}), and the evidence does not show why{contradiction}{text}"
     return Diagnosis(FailureClass.UNKNOWN, confidence, message)
 
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import median
 
 from rljob_memory.evidence.collected import MemorySeries
-from rljob_memory.evidence.memory_figures import Measure
+from rljob_memory.evidence.figures import Measure
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_memory.trend import Trend, kendall_tau, past_growth, still_grows, theil_sen_slope

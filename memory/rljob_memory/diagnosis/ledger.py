@@ -16,7 +16,7 @@ from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.memory_figures import Measure
+from rljob_memory.evidence.figures import Measure
 from rljob_memory.evidence.model_facts import ModelFacts
 from rljob_memory.sizes import GIB
 

@@ -8,24 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
-from rljob_memory.evidence.first_failure import (
-    CLEAN_UP,
-    CRASH,
-    DEVICE_ASSERT,
-    OTHER_KILLER,
-    REFUSED,
-    failure_to_explain,
-    with_snapshot,
-)
+from rljob_memory.evidence.failure import Failure, GpuProcess
+from rljob_memory.evidence.figures import Measure
+from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
 from rljob_memory.evidence.host import merged
-from rljob_memory.evidence.memory_figures import Measure
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
-from rljob_memory.evidence.signatures import is_exit_status
 from rljob_memory.programs import PROGRAMS, Effect
 from rljob_memory.sample import MemorySample
 
-_MOST_FAILURES_KEPT = 512
+_MOST_FAILURES_KEPT = 256
 _MOST_SERIES = 256
 _MOST_SAMPLES = 1_024
 _MOST_SNAPSHOTS = 512
@@ -37,7 +28,6 @@ _TENSORS = Measure.TENSORS, False
 _SHARES = sorted(
     {option.leaf for program in PROGRAMS.values() for option in program.options if option.effect is Effect.SHARE}
 )
-_BY_A_SHELL = re.compile(r"(?:^| )Killed\b(?!.*(?:SIGKILL|exit))")
 _SHARE = re.compile(r"0?\.\d+|1(?:\.0+)?")
 
 
@@ -125,9 +115,6 @@ class CollectedEvidence:
     siblings: tuple[str, ...] | None = None
     """Names of the other processes of its container that use a GPU; None if unknown."""
 
-    reported_growth: str = ""
-    """A sentence beside the log that reports a growth of GPU memory; empty if there is none."""
-
     barrier_on_gpu_0: bool = False
     """True if a rank warned that it uses GPU 0 for a barrier."""
 
@@ -198,7 +185,6 @@ class EvidenceBuilder:
     gpu_use: list[tuple[int, int]] = field(default_factory=list)
     siblings: tuple[str, ...] | None = None
     largest_free_block_bytes: int | None = None
-    reported_growth: str = ""
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
@@ -211,10 +197,14 @@ class EvidenceBuilder:
     model: ModelFacts = field(default_factory=ModelFacts)
     names: list[str] = field(default_factory=list)
 
+    @property
+    def is_full(self) -> bool:
+        """True if no more failures are added."""
+        return len(self.failures) >= _MOST_FAILURES_KEPT
+
     def add_failure(self, failure: Failure) -> None:
-        """The first ones are kept: a message after hundreds of others explains nothing."""
         self.failure_count += 1
-        if len(self.failures) < _MOST_FAILURES_KEPT:
+        if not self.is_full:
             self.failures.append(failure)
 
     def add_snapshot(self, failure: Failure) -> None:
@@ -289,19 +279,7 @@ class EvidenceBuilder:
         """
         if failure.retried and failure.is_of_the_gpu:
             return True
-        match failure.kind:
-            case FailureKind.LOST:
-                return self.secondary[CRASH] > 0
-            case FailureKind.SHARED_SEGMENT:
-                return self.secondary[REFUSED] > 0
-            case FailureKind.MATH_LIBRARY:
-                return self.secondary[DEVICE_ASSERT] > 0
-            case FailureKind.KILLED if self.secondary[CLEAN_UP] and _BY_A_SHELL.search(failure.text):
-                return True
-            case FailureKind.KILLED:
-                return self.secondary[OTHER_KILLER] > 0 and is_exit_status(failure.text)
-            case _:
-                return False
+        return any(self.secondary[name] for name in failure.unless)
 
     def build_for(self, failure: Failure, plan: MemoryPlan | None) -> CollectedEvidence:
         """The evidence of a failure that is known by its exception. `plan`: the one it failed under, if known."""
@@ -322,7 +300,6 @@ class EvidenceBuilder:
             gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
             gpu_use=tuple(self.gpu_use),
             siblings=self.siblings,
-            reported_growth=self.reported_growth,
             barrier_on_gpu_0=self.barrier_on_gpu_0,
             host=self.host,
             plan=plan,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from rljob_memory.evidence.activity import activity_of
-from rljob_memory.evidence.allocator_message import START, parse_allocator_message, parse_request
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.first_failure import first_failure
-from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
+from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.torch_message import START, parse_message
 
 _MOST_STACK_LINES = 120
 _LONGEST_TEXT = 1_000
@@ -38,31 +38,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _failure(error: BaseException) -> Failure | None:
     message = "".join(traceback.format_exception_only(error)).strip()
-    found = _found(message)
-    if found is None:
-        return None
-    kind, text, sizes = found
-    device = None
-    if kind is FailureKind.ALLOCATOR:
-        device = parse_allocator_message(message) or parse_request(message)
-    return Failure(
-        kind,
-        text=text.strip()[:_LONGEST_TEXT],
-        device=device,
-        sizes=sizes,
-        activity=activity_of(list(_stack_lines(error.__traceback__))[-_MOST_STACK_LINES:]),
-    )
-
-
-def _found(message: str) -> tuple[FailureKind, str, dict[str, int]] | None:
-    """The kind, the line of the message that names it, and the sizes in it."""
+    activity = activity_of(list(_stack_lines(error.__traceback__))[-_MOST_STACK_LINES:])
     for line in message.splitlines():
-        if CORRUPT_SIZE in line:
-            continue
-        if START.search(line):
-            return FailureKind.ALLOCATOR, line, {}
-        if found := match_signature(line):
-            return found[0], line, found[1]
+        match, text = match_signature(line), line.strip()[:_LONGEST_TEXT]
+        if (match is None or match.kind is not None) and START.search(line):
+            return Failure(FailureKind.ALLOCATOR, text=text, device=parse_message([message]), activity=activity)
+        if match is not None and match.kind is not None:
+            return Failure(match.kind, text=text, sizes=match.sizes, activity=activity)
     return None
 
 

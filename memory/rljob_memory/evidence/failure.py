@@ -7,35 +7,69 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.unfamiliar import names_a_device, names_the_host
 from rljob_memory.sizes import GIB
 
 
 class FailureKind(StrEnum):
     """The memory that ran out, and the program that requested it. The cause is diagnosed separately."""
 
-    ALLOCATOR = "torch's allocator could not get GPU memory"
-    DRIVER = "the CUDA driver had no GPU memory left"
-    MATH_LIBRARY = "cuBLAS or cuDNN could not get GPU memory"
-    NCCL = "NCCL could not get GPU memory"
-    ENGINE_WAKE = "the engine could not map its memory when it woke"
-    ENGINE_SLEEP = "memory in use grew while the engine went to sleep"
-    ENGINE_START = "less GPU memory was free than the engine's configured share"
-    ENGINE_PROFILING = "memory changed while the engine measured it"
-    ENGINE_UNBALANCED = "one GPU had less free memory than the others when the engine started"
-    ENGINE_WARM_UP = "the engine ran out of memory during its warm-up"
-    KV_CACHE_TOO_SMALL = "the engine's budget leaves too little for its KV cache"
-    HOST = "the host or the container ran out of memory"
-    KILLED = "a process was killed by SIGKILL"
-    LOST = "a process of Ray was lost, for one of several reasons"
-    SHARED_MEMORY = "/dev/shm is full"
-    SHARED_SEGMENT = "NCCL could not create a segment in /dev/shm"
-    SEMAPHORE = "a semaphore could not be created in /dev/shm"
-    BUS_ERROR = "a process died of a bus error"
-    OBJECT_STORE = "Ray's object store is full"
-    LIMIT = "a limit on the process's GPU memory was reached"
-    NO_MESSAGE = "a process exited with an out-of-memory code and without a message"
-    UNFAMILIAR = "a program reported that memory ran out, in words that no rule knows"
+    ALLOCATOR = "Allocator"
+    DRIVER = "Driver"
+    FRAGMENTED = "Fragmented"
+    COMPILED = "Compiled"
+    MATH_LIBRARY = "MathLibrary"
+    NCCL = "Nccl"
+    ENGINE_WAKE = "EngineWake"
+    ENGINE_SLEEP = "EngineSleep"
+    ENGINE_START = "EngineStart"
+    ENGINE_PROFILING = "EngineProfiling"
+    ENGINE_UNBALANCED = "EngineUnbalanced"
+    ENGINE_WARM_UP = "EngineWarmUp"
+    KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
+    HOST = "Host"
+    KILLED = "Killed"
+    LOST = "Lost"
+    SHARED_MEMORY = "SharedMemory"
+    SHARED_SEGMENT = "SharedSegment"
+    SEMAPHORE = "Semaphore"
+    BUS_ERROR = "BusError"
+    OBJECT_STORE = "ObjectStore"
+    LIMIT = "Limit"
+    NO_MESSAGE = "NoMessage"
+    UNFAMILIAR = "Unfamiliar"
+
+    @property
+    def meaning(self) -> str:
+        """The kind in one clause."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    FailureKind.ALLOCATOR: "torch's allocator could not get GPU memory",
+    FailureKind.DRIVER: "the CUDA driver had no GPU memory left",
+    FailureKind.FRAGMENTED: "no piece of the allocator's free GPU memory was large enough",
+    FailureKind.COMPILED: "a compiled program needs more memory than the device has",
+    FailureKind.MATH_LIBRARY: "cuBLAS or cuDNN could not get GPU memory",
+    FailureKind.NCCL: "NCCL could not get GPU memory",
+    FailureKind.ENGINE_WAKE: "the engine could not map its memory when it woke",
+    FailureKind.ENGINE_SLEEP: "memory in use grew while the engine went to sleep",
+    FailureKind.ENGINE_START: "less GPU memory was free than the engine's configured share",
+    FailureKind.ENGINE_PROFILING: "memory changed while the engine measured it",
+    FailureKind.ENGINE_UNBALANCED: "one GPU had less free memory than the others when the engine started",
+    FailureKind.ENGINE_WARM_UP: "the engine ran out of memory during its warm-up",
+    FailureKind.KV_CACHE_TOO_SMALL: "the engine's budget leaves too little for its KV cache",
+    FailureKind.HOST: "the host or the container ran out of memory",
+    FailureKind.KILLED: "a process was killed by SIGKILL",
+    FailureKind.LOST: "a process of Ray was lost, for one of several reasons",
+    FailureKind.SHARED_MEMORY: "/dev/shm is full",
+    FailureKind.SHARED_SEGMENT: "NCCL could not create a segment in /dev/shm",
+    FailureKind.SEMAPHORE: "a semaphore could not be created in /dev/shm",
+    FailureKind.BUS_ERROR: "a process died of a bus error",
+    FailureKind.OBJECT_STORE: "Ray's object store is full",
+    FailureKind.LIMIT: "a limit on the process's GPU memory was reached",
+    FailureKind.NO_MESSAGE: "a process exited with an out-of-memory code and without a message",
+    FailureKind.UNFAMILIAR: "a program reported a shortage of memory",
+}
 
 
 _LARGER_THAN_GPUS_BYTES = 160 * GIB
@@ -151,6 +185,7 @@ class DeviceMemory:
         return {name: value for name, value in known.items() if value is not None}
 
 
+_OF_THE_GPU = frozenset({FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.FRAGMENTED, FailureKind.COMPILED})
 _ENGINE_ACTIVITIES = frozenset(
     {
         Activity.WAKE,
@@ -222,16 +257,18 @@ class Failure:
     retried: bool = False
     """The program reported another try with less memory just below."""
 
-    in_gpu_code: bool = False
-    """Its stack has frames of a library that computes on GPUs. Not set if the message shows the memory that ran out."""
+    unless: tuple[str, ...] = ()
+    """Names of lines that explain it without a shortage of memory."""
+
+    of_the_gpu: bool | None = None
+    """True or False if the words of an unfamiliar report name the GPU's memory or the host's."""
 
     @property
     def is_of_the_gpu(self) -> bool:
         """True if a request of a program for GPU memory failed, also if only its words name the GPU."""
         if self.kind is FailureKind.UNFAMILIAR:
-            of_its_work = self.in_gpu_code or self.activity in _ACTIVITIES_ON_THE_GPU
-            return (of_its_work and not names_the_host(self.text)) or names_a_device(self.text)
-        return self.kind in (FailureKind.ALLOCATOR, FailureKind.DRIVER)
+            return self.activity in _ACTIVITIES_ON_THE_GPU if self.of_the_gpu is None else self.of_the_gpu
+        return self.kind in _OF_THE_GPU
 
     @property
     def requested_bytes(self) -> int | None:

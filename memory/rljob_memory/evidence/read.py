@@ -18,7 +18,6 @@ from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import read_cgroup_file
 from rljob_memory.evidence.log_reader import LogReader
 from rljob_memory.evidence.oom_snapshot import OomSnapshot
-from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
 from rljob_memory.sample import MemorySample, finite_seconds
@@ -26,6 +25,7 @@ from rljob_memory.sample import MemorySample, finite_seconds
 _LARGEST_DOCUMENT_BYTES = 4 << 20
 _MEMORY_LOG_BYTES = 4 << 20
 """Of each memory log, its end is read: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000 steps."""
+_LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
@@ -237,7 +237,7 @@ def _add_plan(builder: EvidenceBuilder, value: Mapping[str, Any]) -> None:
 
 
 def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    while raw := stream.readline(LONGEST_LINE_BYTES):
+    while raw := stream.readline(_LONGEST_LINE_BYTES):
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from rljob_api.step_report import Evidence
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, TerminationMessage, read_termination_message
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.evidence import FailureKind
-from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.signatures import failure_kind
 
 _MOST_CONTAINERS = 16
 _LONGEST_REASON = 64
@@ -161,8 +161,8 @@ def _by_the_kernel(end: ContainerEnd) -> OutOfMemoryCause:
 
 
 def _by_the_kubelet(end: ContainerEnd) -> OutOfMemoryCause | None:
-    found = match_signature(end.text)
-    class_ = _CLASS_OF_EVICTION.get(found[0]) if found else None
+    kind = failure_kind(end.text)
+    class_ = _CLASS_OF_EVICTION.get(kind) if kind else None
     if class_ is None:
         return None  # for its disk, for example
     return _explanation(end, class_, _BY_THE_KUBELET, f"the kubelet evicted the pod: {end.text}")

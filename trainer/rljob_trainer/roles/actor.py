@@ -18,8 +18,8 @@ from typing import Any
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_memory.evidence.exception import failure_of_exception
 from rljob_memory.evidence.failure import FailureKind
-from rljob_memory.evidence.log_lines import time_mark
-from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.lines import time_mark
+from rljob_memory.evidence.signatures import failure_kind
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, OutOfMemory, SharedMemoryExhausted
 from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.roles.time_limit import current_limit, stacks_written_after
@@ -155,8 +155,7 @@ def _of_another_actor(error: RunError) -> RunError | None:
 def known_failure(error: Exception) -> RunError | None:
     """The `RunError` for memory that ran out or a full disk; None for other errors."""
     text = str(error)
-    found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    kind = found[0] if found else None
+    kind = failure_kind(f"{type(error).__name__}: {text}" if text else type(error).__name__)
     known: OutOfMemory
     if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
         known = DeviceOutOfMemory(text)

@@ -22,11 +22,6 @@ _OF_ONE_REQUEST = re.compile(r"Cannot allocate memory|\bENOMEM\b|bad_alloc|\bMem
 """A request of one process failed: limits of the process, its heap or its locked memory fail in the same way."""
 _AFTER_GROWTH = 0.75
 _END = {FailureKind.KILLED: "killed by SIGKILL", FailureKind.LOST: "lost, perhaps killed by SIGKILL"}
-_OF_THE_HOST = re.compile(
-    r"(?<!/)\b(?:container|pod|replica|node|host|instance|system|ram|cpu(?![ -]?offload)|process|cgroup|job|kill"
-    r"|mlock|mmap)|内存",
-    re.IGNORECASE,
-)
 
 
 def host_memory(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
@@ -40,7 +35,7 @@ def host_memory(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -
             )
         case FailureKind.KILLED | FailureKind.LOST:
             return _killed(failure, evidence)
-        case FailureKind.UNFAMILIAR if _OF_THE_HOST.search(failure.text) and not failure.is_of_the_gpu:
+        case FailureKind.UNFAMILIAR if failure.of_the_gpu is False:
             return Diagnosis(
                 FailureClass.HOST_MEMORY, 0.55, f"A program reported a shortage of host memory: “{failure.text[:160]}”"
             )

@@ -10,7 +10,6 @@ from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
-from rljob_memory.evidence.signatures import COMPILED
 from rljob_memory.sizes import human_bytes
 
 # The weights do not fit: memory runs out while the model is loaded, built or moved to the GPU.
@@ -194,10 +193,12 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
     if failure.exceeds_every_gpu and not (device and device.total_bytes):
         asked = human_bytes(failure.requested_bytes or 0)
         return _diagnosis(failure, _HUGE, f"it asked for {asked} at once, more than GPUs have")
+    if failure.kind is FailureKind.COMPILED:
+        return _diagnosis(failure, _BY_THE_COMPILER, "the compiler knew it in advance")
     if device is None:
         if failure.activity not in _BY_ACTIVITY:
             return None
-        confidence = _BY_THE_COMPILER if COMPILED.search(failure.text) else _BY_ACTIVITY[failure.activity] / 2
+        confidence = _BY_ACTIVITY[failure.activity] / 2
         return _diagnosis(failure, confidence, "the GPU was full")
     if device.had_room and (device.free_bytes or 0) >= _MUCH_FREE * (device.total_bytes or 0):
         return None

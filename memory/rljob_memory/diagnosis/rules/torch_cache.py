@@ -11,8 +11,8 @@ from rljob_memory.diagnosis.rules.other_processes import context_sized
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.memory_figures import Measure
-from rljob_memory.sizes import GIB, MIB, human_bytes, size_bytes
+from rljob_memory.evidence.figures import Measure
+from rljob_memory.sizes import GIB, MIB, human_bytes
 from rljob_memory.trend import Trend
 
 # torch's cache is large enough for the request, but no piece of it is.
@@ -22,13 +22,6 @@ from rljob_memory.trend import Trend
 # at least as large as the request is fragmentation by definition; whether it is the cause, or only a side effect on a
 # full card, depends on its share.
 
-_NAMED = re.compile(r"[Dd]ue to fragmentation|largest (?:contiguous|free|available) (?:region|block|chunk)")
-"""XLA's message."""
-_RESERVABLE = re.compile(
-    r"reserve (?P<wanted>[\d.]{1,9}[KMGT]) .{0,80}There are (?P<free>[\d.]{1,9}[KMGT]) free, .{0,40}? "
-    r"(?P<piece>[\d.]{1,9}[KMGT]) reservable"
-)
-"""XLA's message on a TPU, with the free memory and its largest piece."""
 _LARGE_CACHE_SHARE = 0.1
 """Share of reserved memory. Ordinary jobs leave 1–5 % unallocated at the end; the jobs in public threads that
 expandable segments cured had 11–45 %."""
@@ -52,15 +45,20 @@ _MOST_WITH_ENOUGH_FREE = 0.6
 
 def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger) -> Diagnosis | None:
     device = failure.device
-    if failure.kind is FailureKind.DRIVER and _NAMED.search(failure.text):
-        return Diagnosis(
-            FailureClass.FRAGMENTATION, 0.7, "The allocator reports that no piece of its free memory is large enough"
-        )
-    if (found := _RESERVABLE.search(failure.text)) and _is_in_pieces(found):
+    sizes = failure.sizes
+    if (
+        sizes.get("piece_bytes", 0) < sizes.get("wanted_bytes", 0) <= sizes.get("free_bytes", 0)
+        and "piece_bytes" in sizes
+    ):
         return Diagnosis(
             FailureClass.FRAGMENTATION,
             0.7,
-            f"{found['wanted']} did not fit although {found['free']} were free, of which {found['piece']} in one piece",
+            f"{human_bytes(sizes['wanted_bytes'])} did not fit although {human_bytes(sizes['free_bytes'])} were free, of "
+            f"which {human_bytes(sizes['piece_bytes'])} in one piece",
+        )
+    if failure.kind is FailureKind.FRAGMENTED:
+        return Diagnosis(
+            FailureClass.FRAGMENTATION, 0.7, "The allocator reports that no piece of its free memory is large enough"
         )
     if device is None or not device.cached_bytes or not device.reserved_bytes:
         return _by_its_growth(failure, evidence)
@@ -100,11 +98,6 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
         f"torch asked for {human_bytes(requested)} while {human_bytes(cached)} of its reserved memory ({share:.0%}) "
         f"was unused, in pieces too small for the request{pieces}{grown}",
     )
-
-
-def _is_in_pieces(found: re.Match[str]) -> bool:
-    wanted, free, piece = (size_bytes(found[name]) or 0 for name in ("wanted", "free", "piece"))
-    return piece < wanted <= free
 
 
 def _by_its_growth(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | None:
@@ -214,7 +207,7 @@ def _rising_cache(failure: Failure, evidence: CollectedEvidence) -> Diagnosis | 
 
 
 def _capitalized(kind: FailureKind) -> str:
-    return f"{kind[0].upper()}{kind[1:]}"
+    return f"{kind.meaning[0].upper()}{kind.meaning[1:]}"
 
 
 # Memory in tensors grows with every micro-batch or step.
@@ -244,7 +237,7 @@ def retained_graph(failure: Failure, evidence: CollectedEvidence, ledger: Ledger
     if failure.kind not in _OF_THE_GPU | {FailureKind.NO_MESSAGE} and not failure.is_of_the_gpu:
         return None
     if not ledger.growths:
-        return _collected(failure) or _reported(evidence)
+        return _collected(failure)
     growth, series = max(
         ledger.growths, key=lambda pair: (pair[1].measure is Measure.TENSORS, pair[0].trend.growth_bytes)
     )
@@ -299,15 +292,6 @@ def _collected(failure: Failure) -> Diagnosis | None:
         return None
     more = f"; {human_bytes(failure.requested_bytes)} more did not fit" if failure.requested_bytes else ""
     return Diagnosis(FailureClass.RETAINED_GRAPH, 0.55, f"Results of all batches are collected on the GPU{more}")
-
-
-def _reported(evidence: CollectedEvidence) -> Diagnosis | None:
-    """A person saw the growth, and wrote so beside the log. That outranks the place where the last request failed."""
-    if not evidence.reported_growth:
-        return None
-    return Diagnosis(
-        FailureClass.RETAINED_GRAPH, 0.65, f"The text reports that GPU memory grows: “{evidence.reported_growth[:160]}”"
-    )
 
 
 def _fills_the_gpu(trend: Trend) -> bool:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.read import read_ledger, read_memory_log, read_oom_snapshot
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.sizes import MIB
@@ -267,7 +266,7 @@ def test_endlessly_nested_json_is_skipped(nested: str) -> None:
 )
 def test_a_long_line_of_equal_words_is_read_quickly(start: str, repeated: str) -> None:
     """A quadratic pattern took 10 to 100 s of the first five lines; all of them now take less than 0.3 s."""
-    line = start + repeated * ((LONGEST_LINE_BYTES - len(start)) // len(repeated) - 1)
+    line = start + repeated * (((1 << 16) - len(start)) // len(repeated) - 1)
     began = process_time()
     evidence_of(f"{line}\n")
     assert process_time() - began < 4.0

@@ -22,7 +22,8 @@ from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence import Failure, FailureKind, Unreadable, failure_of_exception, read_evidence
 from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.host import merged, shared_memory_of
+from rljob_memory.evidence.facts import shared_memory_of
+from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.snapshot import failed_requests
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB

@@ -16,7 +16,7 @@ from rljob_memory.evidence import CollectedEvidence, FailureKind, read_evidence
 from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
-from rljob_memory.evidence.log_lines import marked_time, time_mark
+from rljob_memory.evidence.lines import marked_time, time_mark
 from rljob_memory.sizes import GIB, MIB
 from rljob_testing.memory_plans import BEGUN, oom_snapshot
 from tests.unit.memory.diagnosis.recorded import torch_message

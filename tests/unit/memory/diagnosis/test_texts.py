@@ -19,9 +19,11 @@ import pytest
 
 from rljob_api.memory_plan import MemorySettings
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.evidence.memory_figures import memory_figures, named_figure
-from rljob_memory.evidence.mentions import reported_shortage
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.figures import figures_of
 from rljob_memory.evidence.model_facts import ModelFacts
+from rljob_memory.evidence.shortage import reported_shortage
+from rljob_memory.evidence.signatures import Signature, match_signature, signatures
 from rljob_memory.programs import PROGRAMS, Effect
 from tests.unit.memory.diagnosis.recorded import (
     SURE,
@@ -89,8 +91,23 @@ def test_a_text_is_diagnosed_as_labelled(case: dict[str, Any]) -> None:
     check(case)
     text = text_of(case)
     assert case.get("reported") in (None, reported_shortage(text) is not None)
-    assert named_figure(text) is None or "has_figure" not in case
-    assert memory_figures(text) is None or "has_tensors" not in case
+    assert not figures_of(text) or not {"has_figure", "has_tensors"} & case.keys()
+
+
+@pytest.mark.parametrize("entry", signatures(), ids=lambda entry: entry.example[:60])
+def test_the_example_of_a_signature_fits_it_first(entry: Signature) -> None:
+    match = match_signature(entry.example)
+    assert match is not None
+    assert match.signature is entry
+    assert dict(match.sizes).items() >= entry.sizes.items()
+
+
+def test_every_signature_names_its_source_and_known_reasons() -> None:
+    names = {entry.name for entry in signatures() if entry.name}
+    assert {name for entry in signatures() for name in entry.unless} <= names
+    kinds = {entry.kind for entry in signatures()} - set(FailureKind)
+    assert kinds == {"Consequence", "OtherReason", "NoShortage"}
+    assert all(entry.source for entry in signatures())
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
