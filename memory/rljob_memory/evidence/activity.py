@@ -171,7 +171,8 @@ _PROSE = tuple(
     for activity, words in (
         (
             Activity.WEIGHT_SYNC,
-            r"\b(?:updat|sync|broadcast|transfer|refit|receiv)\w{0,10} (?:\w{1,20} ){0,3}(?:weights?|param(?:eter)?s?)\b",
+            r"\b(?:updat|sync|broadcast|transfer|refit|receiv)\w{0,10} (?:\w{1,20} ){0,3}"
+            r"(?:weights?|param(?:eter)?s?)\b",
         ),
         (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
         (
@@ -181,14 +182,15 @@ _PROSE = tuple(
         ),
         (
             Activity.MODEL_LOAD,
-            r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b|\bmodel (?:\w{1,20} ){0,2}alloc\w* fail"
-            r"|alloc_tensor_range|\bShardCannotStart\b|\bmodel failed to load",
+            r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"
+            r"|\bmodel (?:\w{1,20} ){0,2}alloc\w* fail|alloc_tensor_range|\bShardCannotStart\b|\bmodel failed to load",
         ),
         (Activity.OPTIMIZER, r"\boptimi[sz]er(?:'s)? (?:states?|steps?)\b|\boptimizer\.step\b"),
         (Activity.BACKWARD, r"\bbackward(?: pass| step|\(\)|\b)"),
         (
             Activity.CHECKPOINT,
-            r"\bsav(?:e|ing) (?:\w{1,20} ){0,3}(?:checkpoints?|ckpt|models?|weights)\b|\b(?:checkpoint|ckpt|model) saving\b",
+            r"\bsav(?:e|ing) (?:\w{1,20} ){0,3}(?:checkpoints?|ckpt|models?|weights)\b"
+            r"|\b(?:checkpoint|ckpt|model) saving\b",
         ),
         (Activity.GRAPH_CAPTURE, r"\bcaptur\w{0,4} (?:\w{1,20} ){0,3}graphs?\b"),
         (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the |vLLM )?(?:executor|engine)\b"),
@@ -269,7 +271,7 @@ def _activity_of_line(line: str) -> Activity | None:
 # Frames of a stack in a log, in the forms of Python, IPython, Colab and rich, and lines of code without a frame.
 
 _FRAME = re.compile(
-    r"(?:File \\?[\"']|^\W{0,8}(?:File )?\[?)(?P<file>[~/<\w][^\"'\n\]]{0,400}?)"
+    r"(?:File \\?[\"']|^\W{0,8}(?:File )?\[?)(?P<file>[~/<\w\\][^\"'\n\]]{0,400}?)"
     r"(?:\\?[\"'], line \d+,|:\d+,?|\]\([^)\s]{1,200}\)|(?<=\.py)) in (?P<name>[\w<>.]{1,100})"
 )
 _CODE = re.compile(
@@ -288,8 +290,9 @@ LOADING = "log in load_model"
 """The frame in whose place a line of that progress stands."""
 _CALL = re.compile(
     r"\bray::(?:\w{1,100}\.)?(?P<name>\w{1,100})\(\)"
-    r"|(?:[Ee]rror|[Ee]xception|[Ff]ail).{0,100}\b(?:running|executing|calling) (?:[\w.']{1,80} ){0,2}"
-    r"(?:function |method )?[`'\"]?(?P<name2>\w{3,100})"
+    r"|(?:[Ee]rror|[Ee]xception|[Ff]ail).{0,100}\b(?:running|executing|calling) "
+    r"(?:[\w.']{1,80} ){0,2}(?:function|method) [`'\"]?(?P<name2>\w{3,100})"
+    r"|[Ee]rror executing (?P<name3>\w{3,100}) with"
 )
 """Ray's name of the task, above the traceback that it returns; the method that an engine reports as failing."""
 
@@ -310,7 +313,7 @@ def call_of(text: str) -> str | None:
     if "ray::" not in text and "ing " not in text:
         return None
     match = _CALL.search(text)
-    return f"log in {match['name'] or match['name2']}" if match else None
+    return f"log in {match['name'] or match['name2'] or match['name3']}" if match else None
 
 
 def code_of(lines: Sequence[str]) -> list[str]:

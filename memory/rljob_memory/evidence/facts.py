@@ -36,11 +36,13 @@ def note(builder: EvidenceBuilder, line: LogLine) -> None:
 # Memory over time, by the place in the program that prints it.
 
 _STEP = re.compile(
-    r"\b(?:global_?step|step|iteration|iter|it|batch)s?['\"]?[ :=#/]{1,3}\[?\s{0,4}(\d{1,9})\b|\bafter (\d{1,9}) iterations"
+    r"\b(?:global_?step|step|iteration|iter|it|batch)s?['\"]?[ :=#/]{1,3}\[?\s{0,4}(\d{1,9})\b"
+    r"|\bafter (\d{1,9}) iterations"
     # mmcv and mmengine: `Epoch [1][240/3712]`
-    r"|\bepoch(?:\(\w{1,8}\))?\s{0,3}\[\d{1,6}\]\[\s{0,6}(\d{1,9})/|\bepoch['\"]?[ :=#]{1,3}\[?(\d{1,6})\b",
+    r"|\bepoch(?:\(\w{1,8}\))?\s{0,3}\[\d{1,6}\]\[\s{0,6}(\d{1,9})/",
     re.IGNORECASE,
 )
+_EPOCH = re.compile(r"\bepoch['\"]?[ :=#]{1,3}\[?(\d{1,6})\b", re.IGNORECASE)
 _LENGTH = re.compile(
     r"\b(?:response_length|completion_length|completions/mean_length|seq(?:uence)?_?len(?:gth)?|total_length|num_tokens"
     r"|mean_length|batch_tokens|max_len(?:gth)?)(?:/(?:mean|max))?['\"]?\s?[:=]\s?['\"]?(?:np\.float\d\d\()?(\d{1,9})",
@@ -59,6 +61,7 @@ _OF_A_SHORTAGE = (
     "could not",
 )
 _OF_A_FIGURE = ("mem", "ram", "hbm", "rss", "alloc", "reserved", "ma ", "used", "gpu", "cuda")
+_NUMBER = re.compile(r"\d")
 _WORD = re.compile(r"[A-Za-z][A-Za-z_]+")
 _MOST_WORDS = 6
 _WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
@@ -66,7 +69,7 @@ _WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", 
 
 def step_of(text: str) -> int | None:
     """The step that the line names, else its epoch."""
-    found = _STEP.search(text)
+    found = _STEP.search(text) or _EPOCH.search(text)
     return next((int(group) for group in found.groups() if group), None) if found else None
 
 
@@ -79,7 +82,9 @@ def _note_figures(builder: EvidenceBuilder, line: LogLine) -> None:
         return
     first, step = figures[0], step_of(text)
     # Lines with the same words before the figure were printed at the same point of the program's work.
-    words = _WORD.findall(re.split(r"\d", text[0 if step is not None else first.start :], maxsplit=1)[0])[-_MOST_WORDS:]
+    begin = 0 if step is not None or first.measure is Measure.TENSORS else first.start
+    number = _NUMBER.search(text, first.start)
+    words = _WORD.findall(text[begin : number.start() if number else None])[-_MOST_WORDS:]
     if step is None and (made := _WHILE_IT_IS_MADE.search(text)):
         words.insert(0, made[0].lower())
     sample = MemorySample(step=step, allocated_bytes=first.size_bytes)

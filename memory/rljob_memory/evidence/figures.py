@@ -2,7 +2,8 @@
 
 A figure is a name that speaks of memory, and a number next to it, with a unit on one of them: `memory: 12.30GiB`
 (torchtitan), `Peak Mem. 45.3 GiB` (prime-rl), `max mem: 12345` (DETR, in MiB), `'memory(GiB)': 53.07` (ms-swift),
-`"gpu_mem_gb": 45.2`, `VRAM 71.2/80 GB`, `1.2 GiB allocated`. Names of a limit, of what is free or of a share do not count.
+`"gpu_mem_gb": 45.2`, `VRAM 71.2/80 GB`, `1.2 GiB allocated`. Names of a limit, of free memory or of a share do not
+count.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ _DEVICE_OR_USED = re.compile(
     r"(?P<number>\d{1,6}(?:\.\d{1,6})?)\s?(?P<unit>[MG]i?B)(?=\s{0,4}(?:[,|;)\]/]|$|used|in use|gpu|(?:out )?of \d))"
 )
 """`GPU0: 45.2GB`, `used 45.2 GiB of 79.1 GiB`."""
+_UNIT_OF_HEAD = re.compile(r"\(([KMGT]i?B|bytes)\)")
+"""Of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
 _UNIT_OF_NAME = re.compile(r"(?:^|[^A-Za-z])([KMG]i?B?|bytes|[kmg]i?b)(?:[^A-Za-z]|$)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LEFT_OUT = re.compile(
@@ -109,7 +112,10 @@ def _figure(text: str, name: re.Match[str]) -> Figure | None:
     start = name.start() - len(before)
     written = text[start : value.start("number")]
     meaning = _meaning(written)
-    size = _size(value["number"], unit := value["unit"] or value["of_unit"], written)
+    unit = value["unit"] or value["of_unit"]
+    if unit is None and (heads := _UNIT_OF_HEAD.findall(text, 0, start)):
+        unit = heads[-1]
+    size = _size(value["number"], unit, written)
     if meaning is None or size is None:
         return None
     measure, is_peak, names_a_gpu = meaning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,27 @@ _LONG_LINE_BYTES = 1 << 12
 _LONGEST_EXCERPT_BYTES = 3_000
 _MOST_EXCERPTS = 8
 _TELLING_IN_LONG_LINES = re.compile(
-    rb"out of memory|outofmemory|exceed allowed memory|tried to allocate|oom|memory (?:error|limit|usage|is)|_alloc|alloc_"
-    rb"|killed|no space left|traceback|exhausted|not enough memory|insufficient",
+    rb"out of memory|outofmemory|exceed allowed memory|tried to allocate|oom|memory (?:error|limit|usage|is)"
+    rb"|_alloc|alloc_|killed|no space left|traceback|exhausted|not enough memory|insufficient",
     re.IGNORECASE,
 )
 _END = re.compile(rb"\r\n|\n|\r")
+_TEXT_KEYS = (
+    "log",
+    "message",
+    "msg",
+    "text",
+    "event",
+    "line",
+    "textPayload",
+    "exc_info",
+    "exception",
+    "error",
+    "stack",
+)
+_SHORTEST_MESSAGE = 40
+"""A shorter text beside figures names them: an event of a structured log, whose fields are the content."""
+_TAG = re.compile(r"</?(?:span|br|p|div|pre|code|td|tr|li|ul|b|strong|a|samp)\b[^>]{0,300}>")
 _ESCAPED_END = re.compile(rb"\\+r?\\*n(?![a-z]\w*[\\/])")
 """A line end inside of a quoted text, such as a message in JSON; not in a Windows path."""
 _PRINTABLE = re.compile(r"[^\ufffd\x00-\x1f\x7f-\x9f]{24,}")
@@ -35,8 +52,9 @@ _COLOR = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PREFIX = re.compile(
     r"\s*(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d*(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]?(?:[-|][ \t]?)?"
-    # the kernel's and systemd's logs, containerd's, GitHub's, those of Python's loggers, lists, quotations, pytest's marks
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./-]{1,60}(?:\[\d+\])?: ?|std(?:err|out) [FP] |##\[\w{1,10}\]"
+    # the logs of the kernel, systemd, containerd, GitHub, Python's loggers; lists, quotations, pytest's marks
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,60} [\w./-]{1,60}(?:\[\d+\])?: ?"
+    r"|std(?:err|out) [FP] |##\[\w{1,10}\]"
     r"|(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)(?::[\w.]{1,60}:| {0,4}[-|] ?(?:[\w.]{1,60}:[\w<>]{1,40}:\d{1,5} - )?)"
     r"|(?P<level>ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+:\d+\] ?|\[[A-Z][A-Za-z]{2,8}\]\s"
     r"|[-*] (?=\S| {2})|[\w-]{1,60}\s+\| |\| (?=\d{4}-\d\d-\d\dT)|> ?|E(?= {3})"
@@ -136,8 +154,8 @@ def parse_line(raw: bytes, number: int = 0, above: Iterable[bytes] = ()) -> LogL
         text = _COLOR.sub("", text)
     if not text.isprintable():
         text = _CONTROL.sub(" ", text)
-    if "&" in text:
-        text = unescape(text)
+    if "&" in text or "</" in text or "<br" in text:
+        text = unescape(_TAG.sub("", text))
     head = text[:_HEAD_CHARACTERS]
     ranks = _RANK.findall(head) if "rank" in head or "[default" in head else []
     rank = int(ranks[0][0] or ranks[0][1]) if ranks else None
@@ -178,11 +196,33 @@ def _utf_16(start: bytes) -> str | None:
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
-    if b"\\n" in line and line.count(b"\\n") > 1:
+    """The lines inside of a line of JSON, or of a text whose line ends are escaped."""
+    if line[:1] == b"{" and (text := _out_of_json(line)) is not None:
+        for unescaped in text.splitlines():
+            yield from _excerpts(unescaped.encode("utf-8", "backslashreplace"))
+    elif b"\\n" in line and line.count(b"\\n") > 1:
         for part in _ESCAPED_END.split(line):
             yield from _excerpts(part.replace(b'\\"', b'"').replace(b"\\t", b"\t"))
     else:
         yield from _excerpts(line)
+
+
+def _out_of_json(line: bytes) -> str | None:
+    """The text of a line that a logger has wrapped in JSON; None for other lines, and for JSON that holds figures."""
+    try:
+        found = json.loads(line) if line.endswith(b"}") else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    texts = [found[key] for key in _TEXT_KEYS if isinstance(found.get(key), str)]
+    figures = sum(isinstance(value, int | float) for value in found.values())
+    if not texts or (figures > 1 and sum(map(len, texts)) < _SHORTEST_MESSAGE):
+        return None
+    head = [
+        str(found[key]) for key in ("time", "timestamp", "ts", "level", "severity") if isinstance(found.get(key), str)
+    ]
+    return " ".join([*head[:-1], *(word.upper() for word in head[-1:]), "\n".join(texts)])
 
 
 def _excerpts(line: bytes) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.lines import LogLine, marked_time, parse_line, raw_lines
 from rljob_memory.evidence.shortage import is_advice, is_of_the_gpu, reported_shortage
-from rljob_memory.evidence.signatures import NO_SHORTAGE, match_signature, words
+from rljob_memory.evidence.signatures import NO_SHORTAGE, Match, match_signature, words
 
 _MOST_WRITERS = 256
 _MOST_STACK_LINES = 120
@@ -32,7 +32,10 @@ _LONGEST_TEXT = 1_000
 _MOST_MESSAGE_LINES = 16
 """A terminal of 80 columns breaks torch's message into nine, a narrow page into more."""
 _FOLLOWING_LINES = 4
-"""Read after a line that tells something: code of a frame, the rest of a message, a report of what could not be made."""
+"""Read after a telling line: the code of a frame, the rest of a message, a report of the failed work."""
+_HEAD_LINES = 3
+"""The first words of a message and its numbers are nearer, if a line end has torn them apart."""
+_HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
 _RETRY_LINES = 6
 """A program reports so soon after a failed request that it tries again with less."""
 _REPORT_LINES = 12
@@ -59,7 +62,8 @@ _FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rank", "step", "rljob ", 
 
 _RETRY = re.compile(
     r"\b(?:retrying (?:with|without|at|using|on)|cache and retrying|falling back (?:to|on)|attempting to recover"
-    r"|(?:skip(?:ping|ped)?|dropp(?:ing|ed)) (?:this |the |that )?(?:\w+ )?(?:batch|sample|step|example|micro-?batch))\b",
+    r"|(?:skip(?:ping|ped)?|dropp(?:ing|ed)) (?:this |the |that )?(?:\w+ )?"
+    r"(?:batch|sample|step|example|micro-?batch))\b",
     re.IGNORECASE,
 )
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
@@ -77,12 +81,15 @@ _ENGINE_LINE = re.compile(
     r"|Unable to warmup model"
 )
 """Lines of TGI, LoRAX, TensorRT-LLM, LMDeploy and llama.cpp."""
+_BROKEN = re.compile(rb"^.{30,400}[^\s.:;!?}\]>]\s{0,2}$")
+"""A line that may have been broken by its length: long, and without the end of a sentence."""
 _GPU_CODE = re.compile(r"[/\\](?:torch|vllm|sglang|deepspeed|accelerate|megatron|bitsandbytes|fairscale)[/\\]")
 _FAILING_LINE = re.compile(r"^-+> ?\d+ ")
 """IPython's mark of the line that failed, among the lines around it."""
 _SHARES = re.compile(
     r"multiprocessing/(?:shared_memory|reductions|heap|synchronize)\.py|storage\.py in _(?:share|new)_"
-    r"|multiprocessing/context\.py in (?:R?Lock|Condition|Event|Barrier|(?:Bounded)?Semaphore)$|loky/\S{0,40}synchronize\.py"
+    r"|multiprocessing/context\.py in (?:R?Lock|Condition|Event|Barrier|(?:Bounded)?Semaphore)$"
+    r"|loky/\S{0,40}synchronize\.py"
 )
 """Frames of code that writes to /dev/shm, where semaphores are files too."""
 _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
@@ -121,6 +128,7 @@ class LogReader:
         """Line and place of the latest failures."""
         self._retried: set[int] = set()
         self._retry_line = self._last_line = 0
+        self._message_line = -_MOST_MESSAGE_LINES
         self._steps_done: int | None = None
         self._marked: tuple[str, float] | None = None
         self._stacks: list[tuple[str, ...]] = []
@@ -154,6 +162,7 @@ class LogReader:
                 following = _FOLLOWING_LINES
             elif b"%|" in raw or b"{'loss'" in raw:
                 self._note_progress(raw.decode("utf-8", "replace"))
+                continue  # also between the parts of a message
             if is_telling or following > 0:
                 yield parse_line(raw, number, above)
             if not is_telling:
@@ -170,12 +179,13 @@ class LogReader:
             self._marked = "epoch", time
         if "step" in line.lower and (found := _STEP.search(text)):
             writer.step = int(found[1])
-        facts.note(self._builder, line)
         continued = writer if line.writer else self._opened
-        was_open = continued.open_failure is not None
-        if was_open:
+        is_a_part = continued.open_failure is not None and torch_message.is_a_part(text)
+        if continued.open_failure is not None:
             self._continue_message(continued, text)
-        if not self._follow_stack(writer, line) and not (was_open and torch_message.is_a_part(text)):
+        if not is_a_part:
+            facts.note(self._builder, line)
+        if not self._follow_stack(writer, line) and not is_a_part:
             self._look_for_failure(writer, line)
         self._note_retry(line)  # also what failed in the same line
 
@@ -192,11 +202,17 @@ class LogReader:
             if found:
                 shown = found[-1][1] or found[-1][2]
                 self._steps_done = int(shown) if shown else (self._steps_done or 0) + 1
+                for writer in self._writers.values():
+                    if LOADING in writer.stack:
+                        writer.stack.clear()
 
     def _follow_stack(self, writer: _Writer, line: LogLine) -> bool:
         """True if the line belongs to a traceback."""
         text, stack = line.text, writer.stack
-        if "Traceback (most recent call last)" in text or line.number > writer.stack_line + _NEAR_LINES:
+        is_new = "Traceback (most recent call last)" in text
+        if is_new:
+            writer.unexplained = None  # the stack of another error
+        if is_new or line.number > writer.stack_line + _NEAR_LINES:
             self._keep_cut_stack(writer)
             stack.clear()
             writer.expects_code = False
@@ -211,7 +227,8 @@ class LogReader:
             stack.pop()
         if call := call_of(text):
             stack.append(call)
-            writer.stack_line = line.number
+            writer.stack_line, writer.has_error = line.number, False
+            return False
         if writer.expects_code and text.strip():
             writer.expects_code = False
             if not _NAMED_ERROR.match(text):
@@ -229,12 +246,11 @@ class LogReader:
 
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
         text = line.text
-        match = match_signature(text)
+        match = match_signature(text) or _match_across(line)
         if match and match.signature.kind == NO_SHORTAGE:
             return
-        if ("alloc" in line.lower or "of memory" in line.lower) and torch_message.START.search(text):
-            if torch_message.UNMISTAKABLE.search(text) or not is_advice(text):
-                self._open_message(writer, line)
+        if self._begins_message(line):
+            self._open_message(writer, line)
         elif match and match.kind is None:
             self._builder.secondary[match.signature.name] += 1
         elif self._explain_by_report(writer, line):
@@ -248,6 +264,16 @@ class LogReader:
         elif not line.is_routine and (sentence := reported_shortage(text)):
             failure = self._failure(writer, line, FailureKind.UNFAMILIAR)
             self._add(writer, replace(failure, text=sentence, of_the_gpu=is_of_the_gpu(text)), line.number)
+
+    def _begins_message(self, line: LogLine) -> bool:
+        """True if the line has the first words of torch's message, or what is left of one, and none was just above."""
+        text = line.text
+        if "alloc" not in line.lower and "of memory" not in line.lower and "fragmentation" not in line.lower:
+            return False
+        if torch_message.START.search(text):
+            return torch_message.UNMISTAKABLE.search(text) is not None or not is_advice(text)
+        is_far = line.number > self._message_line + _MOST_MESSAGE_LINES
+        return is_far and torch_message.REMAINDER.search(text) is not None
 
     # Failures, with the activity of the stack above, of the message itself, or of the stack below.
 
@@ -278,11 +304,11 @@ class LogReader:
     def _explain(self, writer: _Writer) -> None:
         """Give a failure without an activity that of the stack below it."""
         place, writer.unexplained = writer.unexplained, None
-        if place is not None and writer.stack and not writer.has_error:
+        if place is not None and writer.stack:
             self._replace([place], **_place_of(tuple(writer.stack)))
 
     def _explain_by_report(self, writer: _Writer, line: LogLine) -> bool:
-        """True if the line reports what could not be made for lack of memory, just below a failure without an activity."""
+        """True if the line names the work that lacked memory, just below a failure without an activity."""
         if writer.unexplained is None or line.number > writer.unexplained_line + _REPORT_LINES:
             return False
         activity = activity_of_report(line.text)
@@ -329,10 +355,16 @@ class LogReader:
     # torch's message, which can span lines.
 
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
+        head, place = self._recent[-1] if self._recent else (-_HEAD_LINES, -1)
+        failures = self._builder.failures
+        if line.number - head < _HEAD_LINES and place == len(failures) - 1 and failures[place].kind in _HEADS:
+            failures.pop()  # its first words, which a line end has torn off
+            self._builder.failure_count -= 1
+            self._recent.pop()
         self._close_message(self._opened)
         self._opened = writer
         writer.open_failure, writer.message = self._failure(writer, line, FailureKind.ALLOCATOR), []
-        writer.unexplained_line = line.number
+        writer.unexplained_line = self._message_line = line.number
         writer.stack.clear()
         self._continue_message(writer, line.text)
 
@@ -353,6 +385,14 @@ class LogReader:
         writer.open_failure, writer.message = None, []
         self._add(writer, failure, writer.unexplained_line)
         writer.stack.extend(below)
+
+
+def _match_across(line: LogLine) -> Match | None:
+    """The entry that fits a line which a terminal has broken: together with the line above, and with neither alone."""
+    above = line.above[-1].rstrip() if line.raw_above and _BROKEN.search(line.raw_above[-1]) else ""
+    if not above or line.clock or line.text[:1].isspace() or match_signature(above):
+        return None
+    return match_signature(f"{above} {line.text}") or match_signature(above + line.text)
 
 
 @cache

@@ -22,7 +22,10 @@ _MEMORY = (
     rf"|\b(?:{_DEVICE}{_NUMBER_OF_DEVICE})?(?:heap|arena|allocator))\b"
 )
 _IS = r"(?: (?:is|was|are|has been|became|got|gets?|now|completely|totally|on \w+ ?:?\d*)){0,3}"
-_GONE = r"(?:full\b(?![- ]?(?:size|gc\b|precision|of\b|graph|fine))|exhaust\w*|depleted|used up|ran out\b|overflow\w*|exceeded|maxed out)"
+_GONE = (
+    r"(?:full\b(?![- ]?(?:size|gc\b|precision|of\b|graph|fine))|exhaust\w*|depleted|used up|ran out\b|overflow\w*"
+    r"|exceeded|maxed out)"
+)
 _NONE_LEFT = (
     r"(?:no (?:more|free|remaining|spare)|out[ _-]of(?![ _-](?:range|bounds?|order|place))|not? enough|insufficient"
     r"|too little|lack of|exhausted|exceed\w*|low on)"
@@ -35,7 +38,8 @@ _SHORTAGE = _either(
     rf"\b{_NONE_LEFT}[ _-](?:\w+[: _-]{{1,2}}){{0,2}}?{_MEMORY}{_NO_FAILURE_OF}",
     rf"{_MEMORY}{_IS} {_GONE}",
     r"\bOutOf\w{0,20}Memory|\bout of (?:cuda|v?ram)\b",
-    r"(?<![\w./-])OOM(?:s|ed|ing|'?ed)?(?![\w=-]|\.\w)|\b(?:cuda|gpu|hip|npu|tpu|device|host|ram|ray)[ -]oom\b",
+    r"(?<![A-Za-z0-9_./-])OOM(?:s|ed|ing|'?ed)?(?![A-Za-z0-9_=-]|\.\w)",
+    r"\b(?:cuda|gpu|hip|npu|tpu|device|host|ram|ray)[ -]oom\b",
     rf"\bno {_MEMORY} (?:is |was )?(?:left|available|remaining|free)\b",
     rf"\b{_DEVICE} ?\d{{0,3}} has no (?:more |free )?memory\b",
     rf"\b{_CANNOT} (?:\w+ ){{0,2}}{_OBTAIN}\b.{{0,80}}(?:\bmemory\b|\bheap\b|{_SIZE})",
@@ -61,14 +65,19 @@ _NO_REPORT = _either(
     r"\b(?:likely|possibl[ey]|unless|whether|in case|without|helps?|caught|fallback|tips?:|hint:|troubleshooting)\b",
     r"\b(?:may|might|can|could|would|should)\b(?! not|n?['’]t)|\bif (?!self|not\b)\w|\bfalling back",
     r"\b(?:usually|typically|often|generally|sometimes|please|e\.g)\b",
-    r"^#{2,6} |^\W{0,4}problem\W|\b(?:fix\w*|add\w*|support\w*|solve\w*|address\w*|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
+    r"^#{2,6} |^\W{0,4}problem\W",
+    r"\b(?:fix\w*|add\w*|support\w*|solve\w*|address\w*|closes?) (?:\S+ ){0,3}(?:OOM|out[ -]of[ -])",
     r"\b(?:is (?:it|this|that|there)|can (?:we|i|you)|do(?:es)? (?:it|this|we))\b[^?]*\?",
     r"防止|避免|如果|可能|是否|建议|通常|避け|防ぐ|방지|чтобы избежать",
     # counts, names of settings and of parts of systems, the memory of an agent, notices
-    r"\bOOMs?\b[^:=]{0,20}[:=] {0,4}(?:0|no|none|off|false)\b|(?:^|,)oom(?:,|$)|\b(?:no|not|never) (?:more )?(?:\w+ )?(?:OOM|out of)",
-    r"\bOOM[- ](?:protect|guard|watch|detect|monitor|score|polic|threshold|debug|hook|observ|adjust|safe|prone|test)\w*",
-    r"\b(?:replay|experience|episodic|rollout|chat|conversation|agent|long[- ]term) (?:memory|buffer)\b|\bfull gc\b",
-    r"\(OOM\), [1-9]|memory mapping failed|\bretract|Decode out of memory happened|\bpreempted\b|static TLS",
+    r"\bOOMs?\b[^:=]{0,20}[:=] {0,4}(?:0|no|none|off|false)\b|(?:^|,)oom(?:,|$)",
+    r"\b(?:no|not|never) (?:more )?(?:\w+ )?(?:OOM|out of)",
+    r"\bOOM[- ](?:protect|guard|watch|detect|monitor|score|polic|threshold|debug|hook|observ|adjust|safe|test)\w*",
+    r"\b(?:replay|experience|episodic|rollout|chat|conversation|agent|long[- ]term) (?:memory|buffer)\b",
+    r"\bfull gc\b",
+    r"\(OOM\), [1-9]|\bkiller (?:dis|en)abled|memory mapping failed|\bretract",
+    r"Decode out of memory happened|\bpreempted\b",
+    r"static TLS",
 )
 _CODE = re.compile(
     r"^\s*(?:[+-](?![ -])|//|\*(?!\*)|def |class |import |from |if |for |assert |export |--)|[=!]= ?[\"']|\w\(.*\):?$"
@@ -90,7 +99,7 @@ _OF_A_SHORTAGE = (
         "insufficient",
         "enough",
         "full",
-        " no ",
+        "no ",
         "fail",
         "cannot",
         "can't",

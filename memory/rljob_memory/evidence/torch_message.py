@@ -1,7 +1,7 @@
-"""Reads the numbers of torch's out-of-memory message, each by the words next to it, in the wordings of torch 1.x to 2.15.
+"""Reads the numbers of torch's out-of-memory message by the words next to them, in the wordings of torch 1.x to 2.15.
 
-Source: c10/cuda/CUDACachingAllocator.cpp, `malloc`; also that of HIP, XPU, NPU and MPS, and of cudaMallocAsync. A log may
-break the message over several lines, cut it, or leave parts of it out.
+Source: c10/cuda/CUDACachingAllocator.cpp, `malloc`; also that of HIP, XPU, NPU and MPS, and of cudaMallocAsync. A log
+may break the message over several lines, cut it, or leave parts of it out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.sizes import SIZE, size_bytes
 
 START = re.compile(
-    r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory(?!\. (?:Allocation was preemptively rejected|Tried to allocate more than 1EB))(?:\.|$| \()"
+    r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
+    r"(?!\. (?:Allocation was preemptively rejected|Tried to allocate more than 1EB))(?:\.|$| \()"
     rf"|Allocation on device \d{{1,4}} would exceed allowed memory|\bTried to allocate {SIZE}"
-    rf"|has a total capaci?ty of {SIZE}|{SIZE} is (?:allocated by PyTorch|reserved by PyTorch but unallocated)"
 )
-"""A line with the beginning of a message, or with a part that only torch prints: a quotation may begin within it."""
+"""A line with the beginning of a message."""
+
+REMAINDER = re.compile(
+    rf"has a total capaci?ty of|{SIZE} (?:total capacity|already allocated);|reserved in total by [Pp]y[Tt]orch"
+    r"|(?:is allocated|is reserved) by [Pp]y[Tt]orch|reserved memory is >> allocated|[Uu]nallocated memory is large try"
+    r"|(?:expandable_segments:True|max_split_size_mb) to avoid fragmentation"
+)
+"""Any later part of a message: a quotation may begin within it, and only a failing torch prints these words."""
 
 _HEAD = re.compile(r"out of memory\b|would exceed allowed memory")
 UNMISTAKABLE = re.compile(rf"{SIZE}|would exceed allowed memory")

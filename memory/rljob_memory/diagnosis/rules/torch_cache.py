@@ -53,8 +53,8 @@ def fragmentation(failure: Failure, evidence: CollectedEvidence, ledger: Ledger)
         return Diagnosis(
             FailureClass.FRAGMENTATION,
             0.7,
-            f"{human_bytes(sizes['wanted_bytes'])} did not fit although {human_bytes(sizes['free_bytes'])} were free, of "
-            f"which {human_bytes(sizes['piece_bytes'])} in one piece",
+            f"{human_bytes(sizes['wanted_bytes'])} did not fit although {human_bytes(sizes['free_bytes'])} were free, "
+            f"of which {human_bytes(sizes['piece_bytes'])} in one piece",
         )
     if failure.kind is FailureKind.FRAGMENTED:
         return Diagnosis(
