@@ -92,7 +92,10 @@ def _explanation(evidence: CollectedEvidence) -> dict[str, Any] | None:
 def _print_explanation(console: Console, explanation: Explanation) -> None:
     failure, evidence = explanation.ledger.failure, explanation.ledger.evidence
     console.print("\n[bold]What the evidence shows[/]\n")
-    facts = [("memory that ran out", str(failure.kind)), ("activity", str(failure.activity or "not shown by a stack"))]
+    facts = [
+        ("memory that ran out", failure.kind.meaning),
+        ("activity", failure.activity.meaning if failure.activity else "not shown by a stack"),
+    ]
     facts += [("program", PROGRAMS[key].title) for key in evidence.programs]
     values = evidence.option_values
     whole = [name for name in values if not any(other.endswith(f".{name}") for other in values)]

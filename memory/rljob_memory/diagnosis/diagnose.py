@@ -132,7 +132,7 @@ def _place(failure: Failure) -> str:
     )
     step = f"step {failure.step}" if failure.step is not None else ""
     micro_batch = f"micro-batch {failure.micro_batch}" if failure.micro_batch is not None else ""
-    during = f"during {failure.activity}" if failure.activity else failure.phase or ""
+    during = f"during {failure.activity.meaning}" if failure.activity else failure.phase or ""
     parts = [part for part in (process, step, micro_batch, during) if part]
     return f" ({', '.join(parts)})" if parts else ""
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure

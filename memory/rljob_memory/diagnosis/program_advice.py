@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.programs import PROGRAMS, Effect, Option, Program

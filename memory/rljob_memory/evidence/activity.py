@@ -8,31 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 
-
-class Activity(StrEnum):
-    """An activity, worded to follow `during`."""
-
-    WAKE = "waking the engine up"
-    SLEEP = "putting the engine to sleep"
-    PINNING = "pinning host memory"
-    OPTIMIZER = "the optimizer's step"
-    WEIGHT_SYNC = "the weight sync"
-    GATHERING = "gathering the full parameters"
-    CHECKPOINT = "saving a checkpoint"
-    MODEL_LOAD = "loading the model"
-    KV_CACHE = "allocating the KV cache"
-    ENGINE_PROFILING = "the engine's profiling pass"
-    ENGINE_WARM_UP = "the engine's warm-up"
-    GRAPH_CAPTURE = "capturing CUDA graphs"
-    SAMPLING = "sampling"
-    LOGITS = "computing logits or log-probabilities"
-    BACKWARD = "the backward pass"
-    ENGINE_STEP = "a step of the engine"
-    GENERATION = "generation"
-    COLLECTING = "collecting the results of batches"
-    FORWARD = "the forward pass"
+from rljob_api.memory_failure import Activity
 
 
 def _in(*functions: str) -> str:

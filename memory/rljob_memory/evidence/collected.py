@@ -7,10 +7,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rljob_api.memory_failure import GpuProcess, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.failure import Failure, GpuProcess
+from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure
-from rljob_memory.evidence.first_failure import failure_to_explain, with_snapshot
+from rljob_memory.evidence.first_failure import failure_to_explain
 from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
 from rljob_memory.programs import PROGRAMS, Effect
@@ -184,7 +186,6 @@ class EvidenceBuilder:
     gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
     gpu_use: list[tuple[int, int]] = field(default_factory=list)
     siblings: tuple[str, ...] | None = None
-    largest_free_block_bytes: int | None = None
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
@@ -207,9 +208,42 @@ class EvidenceBuilder:
         if not self.is_full:
             self.failures.append(failure)
 
-    def add_snapshot(self, failure: Failure) -> None:
-        """A failure that its process recorded when it happened."""
-        self.snapshots.append(failure)
+    def add_account(self, failure: MemoryFailure, source: str) -> None:
+        """A failure as its process recorded it, with what the process knows around it."""
+        self.snapshots.append(_structured(failure, source))
+        self.add_circumstances(failure)
+
+    def add_report(self, failure: MemoryFailure, source: str) -> None:
+        """A failure that a report contains."""
+        self.add_circumstances(failure)
+        self.add_failure(_structured(failure, source))
+
+    def add_circumstances(self, failure: MemoryFailure) -> None:
+        """The engine, the other processes, host memory and samples in the account of a failing process."""
+        if engine := failure.engine:
+            self.engine = replace(
+                self.engine,
+                seen=True,
+                in_process=engine.in_process,
+                asleep=engine.asleep,
+                kv_cache_bytes=engine.kv_cache_bytes or self.engine.kv_cache_bytes,
+                weights_bytes=engine.weights_bytes or self.engine.weights_bytes,
+            )
+        if failure.siblings is not None:
+            self.siblings = tuple(failure.siblings)
+        if host := failure.host:
+            self.add_host(
+                MemorySample(
+                    host_used_bytes=host.used_bytes,
+                    host_limit_bytes=host.limit_bytes,
+                    oom_kills=host.oom_kills,
+                    shared_memory_used_bytes=host.shared_memory_used_bytes,
+                    shared_memory_bytes=host.shared_memory_bytes,
+                )
+            )
+        for step, each in enumerate(failure.samples):
+            held = {"allocated_bytes": each.allocated_bytes, "reserved_bytes": each.reserved_bytes}
+            self.add_sample("the process", MemorySample(step=step, phase="update", **held))
 
     def add_restart(self, time: float) -> None:
         """The job began, or resumed after a failure, at `time` (seconds since the epoch)."""
@@ -281,9 +315,10 @@ class EvidenceBuilder:
             return True
         return any(self.secondary[name] for name in failure.unless)
 
-    def build_for(self, failure: Failure, plan: MemoryPlan | None) -> CollectedEvidence:
-        """The evidence of a failure that is known by its exception. `plan`: the one it failed under, if known."""
-        return self._around(with_snapshot(failure, self.snapshots), 1, plan)
+    def build_for(self, account: MemoryFailure, plan: MemoryPlan | None) -> CollectedEvidence:
+        """The evidence of a failure whose process gave its account. `plan`: the one it failed under, if known."""
+        self.add_circumstances(account)
+        return self._around(_structured(account), 1, plan)
 
     def _around(self, failure: Failure | None, failures: int, plan: MemoryPlan | None) -> CollectedEvidence:
         options = {name: values[0] for name, values in self.option_values.items() if len(values) == 1}
@@ -313,6 +348,15 @@ class EvidenceBuilder:
             model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),
             names=tuple(self.names),
         )
+
+
+def _structured(account: MemoryFailure, source: str = "") -> Failure:
+    if isinstance(account, Failure):
+        return account
+    given = {name: getattr(account, name) for name in MemoryFailure.model_fields}
+    given["activity"] = account.activity or activity_of(account.stack)
+    clock = ("epoch", account.time.timestamp()) if account.time else None
+    return Failure(**given, is_structured=True, clock=clock, source=source)
 
 
 def _samples_before(lives: Sequence[Sequence[MemorySample]], failure: Failure | None) -> tuple[MemorySample, ...]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from rljob_api.memory_failure import GpuProcess
 from rljob_memory.evidence.collected import EngineRecord, EvidenceBuilder
-from rljob_memory.evidence.failure import GpuProcess
 from rljob_memory.evidence.figures import Measure, figures_of
 from rljob_memory.evidence.lines import LogLine
 from rljob_memory.evidence.model_facts import noted
@@ -24,8 +24,6 @@ WORDS = (
 
 def note(builder: EvidenceBuilder, line: LogLine) -> None:
     """Add the facts in a line to `builder`."""
-    if _note_probe(builder, line.text):
-        return
     builder.model = noted(builder.model, line.text)
     _note_programs(builder, line)
     _note_engine(builder, line)
@@ -172,33 +170,6 @@ def _note_engine(builder: EvidenceBuilder, line: LogLine) -> None:
             builder.engine = replace(builder.engine, seen=True, **values(found, builder.engine))  # type: ignore[arg-type]
 
 
-# The account that the probe adds to a termination message: `rljob_probe.account` writes these lines.
-
-_LARGEST_BLOCK = re.compile(r"rljob-probe: largest free block (\d{1,15}) bytes")
-_ENGINE_OF_PROBE = re.compile(r"rljob-probe: engine in this process: KV cache (\d{1,15}) bytes, (awake|asleep)")
-_OTHERS = re.compile(r"rljob-probe: other processes with a GPU in this container: (.{1,500})")
-_STEPS = re.compile(r"rljob-probe: allocated/reserved GiB after steps: ([\d./ ]{1,2000})")
-_PAIR = re.compile(r"(\d{1,6}\.\d\d)/(\d{1,6}\.\d\d)")
-_MOST_SIBLINGS = 16
-
-
-def _note_probe(builder: EvidenceBuilder, text: str) -> bool:
-    """Add the facts of a line of the probe to `builder`; False if it is not one."""
-    if match := _LARGEST_BLOCK.search(text):
-        builder.largest_free_block_bytes = int(match[1])
-    elif match := _ENGINE_OF_PROBE.search(text):
-        asleep, kv_cache = match[2] == "asleep", int(match[1])
-        builder.engine = replace(builder.engine, seen=True, in_process=True, asleep=asleep, kv_cache_bytes=kv_cache)
-    elif match := _OTHERS.search(text):
-        names = [name.strip() for name in match[1].split(",")]
-        builder.siblings = () if names == ["none"] else tuple(names[:_MOST_SIBLINGS])
-    elif match := _STEPS.search(text):
-        for step, (allocated, reserved) in enumerate(_PAIR.findall(match[1])):
-            held = {"allocated_bytes": round(float(allocated) * GIB), "reserved_bytes": round(float(reserved) * GIB)}
-            builder.add_sample("the process", MemorySample(step=step, phase="update", **held))
-    return "rljob-probe: " in text
-
-
 # Tables: of nvidia-smi, of HAMi's shared GPUs, of `df`.
 
 _GPU_PROCESS = re.compile(r"^\|?\s+(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+(?:C|C\+G)\s+\S.{0,80}?\s(\d{1,7})MiB \|")
@@ -219,7 +190,7 @@ _BARRIER = "using GPU 0 to perform barrier as devices used by this process are c
 def _note_tables(builder: EvidenceBuilder, line: LogLine) -> None:
     text = line.text
     if "MiB |" in text and (match := _GPU_PROCESS.search(text)):
-        builder.add_gpu_process(int(match[1]), GpuProcess(int(match[2]), int(match[3]) * MIB))
+        builder.add_gpu_process(int(match[1]), GpuProcess(pid=int(match[2]), used_bytes=int(match[3]) * MIB))
     elif "MiB /" in text and (match := _GPU_USE.search(text)):
         builder.add_gpu_use(int(match[1]) * MIB, int(match[2]) * MIB)
         gpu = next((found[1] for above in reversed(line.above) if (found := _GPU_HEAD.match(above))), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import fields, replace
 
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 
@@ -34,15 +33,6 @@ def failure_to_explain(
     resumed after a failure, in seconds since the epoch: the starts of its attempts and the changes of its plan.
     """
     return first_failure(of_last_attempt(without_duplicates(failures, snapshots), restarts))
-
-
-def with_snapshot(failure: Failure, snapshots: Sequence[Failure]) -> Failure:
-    """`failure` with what its process recorded of it, if one of `snapshots` is of the same failure."""
-    same = [snapshot for snapshot in snapshots if snapshot.rank == failure.rank and snapshot.role == failure.role]
-    found = next((snapshot for snapshot in reversed(same) if _is_same(failure, snapshot)), None)
-    if found is None:
-        return failure
-    return replace(failure, device=_joined_device(failure, found), activity=failure.activity or found.activity)
 
 
 def without_duplicates(failures: Sequence[Failure], snapshots: Sequence[Failure]) -> list[Failure]:
@@ -95,7 +85,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
     # Ray reports that memory ran out in one line, and the sizes in the next.
     sizes = first.sizes or next((other.sizes for other in telling if other.kind is first.kind and other.sizes), {})
     alike = (other.activity for other in telling if other.activity and _is_alike(first, other))
-    return replace(first, sizes=sizes, activity=first.activity or next(alike, None))
+    return first.changed(sizes=sizes, activity=first.activity or next(alike, None))
 
 
 def _is_herald(failure: Failure, later: Sequence[Failure]) -> bool:
@@ -131,8 +121,7 @@ def _is_same(message: Failure, snapshot: Failure) -> bool:
 
 
 def _joined(message: Failure, snapshot: Failure) -> Failure:
-    return replace(
-        message,
+    return message.changed(
         device=_joined_device(message, snapshot),
         activity=message.activity or snapshot.activity,
         role=snapshot.role,
@@ -149,8 +138,8 @@ def _joined_device(message: Failure, snapshot: Failure) -> DeviceMemory | None:
     if message.device is None or snapshot.device is None:
         return message.device
     missing = {
-        field.name: getattr(snapshot.device, field.name)
-        for field in fields(DeviceMemory)
-        if getattr(message.device, field.name) in (None, ())
+        name: getattr(snapshot.device, name)
+        for name in DeviceMemory.model_fields
+        if getattr(message.device, name) in (None, [])
     }
-    return replace(message.device, **missing)
+    return message.device.model_copy(update=missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import BinaryIO
 
@@ -256,14 +256,15 @@ class LogReader:
         elif self._explain_by_report(writer, line):
             return
         elif match and match.kind:
-            failure = replace(self._failure(writer, line, match.kind), sizes=match.sizes, unless=match.signature.unless)
+            failure = self._failure(writer, line, match.kind)
+            failure = failure.changed(sizes=dict(match.sizes), unless=match.signature.unless)
             of_torch = True if match.kind is FailureKind.UNFAMILIAR else None
-            self._add(writer, replace(failure, of_the_gpu=of_torch), line.number)
+            self._add(writer, failure.changed(of_the_gpu=of_torch), line.number)
         elif "No space left on device" in text and any(_SHARES.search(frame) for frame in writer.stack):
             self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
         elif not line.is_routine and (sentence := reported_shortage(text)):
             failure = self._failure(writer, line, FailureKind.UNFAMILIAR)
-            self._add(writer, replace(failure, text=sentence, of_the_gpu=is_of_the_gpu(text)), line.number)
+            self._add(writer, failure.changed(text=sentence, of_the_gpu=is_of_the_gpu(text)), line.number)
 
     def _begins_message(self, line: LogLine) -> bool:
         """True if the line has the first words of torch's message, or what is left of one, and none was just above."""
@@ -280,7 +281,7 @@ class LogReader:
     def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
         is_engine = line.is_engines_error or _ENGINE_WRITER.search(line.writer) or _ENGINE_LINE.search(line.text)
         return Failure(
-            kind,
+            kind=kind,
             text=line.text.strip()[:_LONGEST_TEXT],
             activity=activity_of(tuple(writer.stack))
             or activity_of_text(line.text)
@@ -350,7 +351,7 @@ class LogReader:
                 for name in ("role", "of_the_gpu"):
                     if getattr(failures[place], name) is not None:
                         known.pop(name, None)
-                failures[place] = replace(failures[place], **known)  # type: ignore[arg-type]
+                failures[place] = failures[place].changed(**known)
 
     # torch's message, which can span lines.
 
@@ -379,7 +380,7 @@ class LogReader:
         if writer.open_failure is None:
             return
         failure, below = (
-            replace(writer.open_failure, device=torch_message.parse_message(writer.message)),
+            writer.open_failure.changed(device=torch_message.parse_message(writer.message)),
             tuple(writer.stack),
         )
         writer.open_failure, writer.message = None, []

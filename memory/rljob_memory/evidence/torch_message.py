@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
+from rljob_api.memory_failure import MAX_PROCESSES_NAMED, DeviceMemory, GpuProcess
 from rljob_memory.sizes import SIZE, size_bytes
 
 START = re.compile(
@@ -90,7 +90,7 @@ def _parse(text: str) -> DeviceMemory | None:
     own, others = _processes(message, None if allocated is None else allocated + (cached or 0))
     gpu = _GPU.search(message)
     return DeviceMemory(
-        requested,
+        requested_bytes=requested,
         gpu=int(gpu[1]) if gpu else None,
         total_bytes=found["total"],
         free_bytes=found["free"],
@@ -99,7 +99,7 @@ def _parse(text: str) -> DeviceMemory | None:
         process_bytes=own,
         allowed_bytes=found["allowed"],
         private_pool_bytes=found["pools"],
-        others=others,
+        others=others[:MAX_PROCESSES_NAMED],
     )
 
 
@@ -109,7 +109,7 @@ def _size_of(pattern: re.Pattern[str], text: str) -> int | None:
     return size_bytes(size) if size else None
 
 
-def _processes(text: str, reserved_bytes: int | None) -> tuple[int | None, tuple[GpuProcess, ...]]:
+def _processes(text: str, reserved_bytes: int | None) -> tuple[int | None, list[GpuProcess]]:
     """Memory of the failing process, and the other processes.
 
     Inside a pod the IDs are the host's, so the message calls the process's own line `Process N` too. It is then the
@@ -124,7 +124,7 @@ def _processes(text: str, reserved_bytes: int | None) -> tuple[int | None, tuple
         if match["pid"] is None:
             own = used or None  # 0 if NVML has no permission
         else:
-            others.append(GpuProcess(int(match["pid"]), used))
+            others.append(GpuProcess(pid=int(match["pid"]), used_bytes=used))
     if own is None and "this process" not in text:
         least = _ROUNDED * (
             reserved_bytes if reserved_bytes is not None else max((p.used_bytes for p in others), default=0)
@@ -134,4 +134,4 @@ def _processes(text: str, reserved_bytes: int | None) -> tuple[int | None, tuple
             itself = min(candidates, key=lambda process: process.used_bytes)
             others.remove(itself)
             own = itself.used_bytes
-    return own, tuple(others)
+    return own, others

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.diagnosis.rules.policy_memory import fills_the_gpu_with_weights
 from rljob_memory.diagnosis.rules.torch_cache import takes_most_of_the_gpu
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.sizes import GIB, MIB, human_bytes

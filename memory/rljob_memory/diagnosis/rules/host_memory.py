@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.growth import host_growth
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.host import is_nearly_full

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.growth import arrived_state
 from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import DeviceMemory, Failure, FailureKind
 from rljob_memory.sizes import human_bytes
@@ -207,7 +205,8 @@ def activation_spike(failure: Failure, evidence: CollectedEvidence, ledger: Ledg
         confidence = max(confidence, 0.55)
     confidence = max(confidence, _by_numbers(device, in_the_policy=failure.role == "policy"))
     if ledger.asks_for_logits and failure.activity in (None, Activity.FORWARD, Activity.BACKWARD):
-        failure, confidence = replace(failure, activity=Activity.LOGITS), max(confidence, _AS_LARGE_AS_LOGITS)
+        failure = failure.model_copy(update={"activity": Activity.LOGITS})
+        confidence = max(confidence, _AS_LARGE_AS_LOGITS)
     large_logits = failure.activity is Activity.LOGITS and device.requested_bytes >= _LARGE_LOGITS * (
         device.total_bytes or device.requested_bytes + 1
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.growth import PastGrowth, cache_growth, large_growth
 from rljob_memory.diagnosis.ledger import ORDINARY_CACHE_SHARE, Ledger
 from rljob_memory.diagnosis.rules.other_processes import context_sized
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.figures import Measure

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rljob_api.memory_failure import Activity
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import MemoryProfile
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.estimate import OPTIMIZER_STEP_BYTES
-from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.evidence.activity import activity_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import Activity
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence as ReportedEvidence
 from rljob_api.step_report import RankMemory, StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
-from rljob_memory.evidence import Failure, FailureKind, Unreadable, failure_of_exception, read_evidence
-from rljob_memory.evidence.activity import Activity
+from rljob_memory.evidence import Failure, FailureKind, Unreadable, account_of, read_evidence
 from rljob_memory.evidence.facts import shared_memory_of
 from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.snapshot import failed_requests
@@ -389,11 +389,11 @@ def chained(error: Exception, cause: Exception, *, cyclic: bool = False) -> Exce
     ],
 )
 def test_an_exception_gives_its_failure(error: Exception, kind: FailureKind, activity: Activity | None) -> None:
-    failure = failure_of_exception(error)
+    failure = account_of(error)
     assert failure is not None
     assert (failure.kind, failure.activity) == (kind, activity)
     assert kind is not FailureKind.ALLOCATOR or (failure.device and failure.device.allocated_bytes == 38 * GIB)
 
 
 def test_other_exceptions_give_no_failure() -> None:
-    assert failure_of_exception(raised(ValueError("shapes do not match"))) is None
+    assert account_of(raised(ValueError("shapes do not match"))) is None

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.evidence import Failure
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import DeviceMemory
 from rljob_memory.evidence.torch_message import parse_message
 from rljob_memory.sizes import GIB, MIB, size_bytes
