@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rljob_api.memory_failure import Activity
+from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
-from rljob_memory.diagnosis.ledger import Ledger
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.programs import PROGRAMS, Effect, Option, Program
@@ -38,20 +38,20 @@ _OF_PRESENT_VALUES = (None, "lower", "halve")
 """Changes that depend on the present value."""
 
 
-def with_program_advice(diagnosis: Diagnosis, ledger: Ledger) -> Diagnosis:
+def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
-    sentences = list(_sentences(diagnosis, ledger))
+    sentences = list(_sentences(diagnosis, balance))
     return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
 
 
-def _sentences(diagnosis: Diagnosis, ledger: Ledger) -> Iterator[str]:
-    evidence = ledger.evidence
-    effects = _effects(diagnosis, ledger.failure)
+def _sentences(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+    evidence = balance.evidence
+    effects = _effects(diagnosis, balance.failure)
     options = [found for effect in effects if (found := _option(effect, evidence))]
     changes = [
         (program, change)
         for program, option in options
-        if (change := _change(_of_any_version(program, option, evidence), diagnosis, ledger)) is not None
+        if (change := _change(_of_any_version(program, option, evidence), diagnosis, balance)) is not None
     ][:_MOST_OPTIONS]
     for program in dict.fromkeys(program for program, _ in changes):
         version = evidence.versions.get(program.key)
@@ -95,13 +95,13 @@ def _of_any_version(program: Program, option: Option, evidence: CollectedEvidenc
     return option
 
 
-def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
+def _change(option: Option, diagnosis: Diagnosis, balance: Balance) -> str | None:
     """`set NAME: 0.85 → 0.45, which frees about 56 GiB`; None if the option cannot help."""
-    value = option.value(ledger.evidence.option_values)
+    value = option.value(balance.evidence.option_values)
     change: str | None
     match option.change:
         case "lower":
-            too_small = ledger.failure.kind is FailureKind.KV_CACHE_TOO_SMALL
+            too_small = balance.failure.kind is FailureKind.KV_CACHE_TOO_SMALL
             change = _raised(option, value, diagnosis) if too_small else _lowered(option, value, diagnosis)
         case "halve":
             change = _halved(option, value)
@@ -113,22 +113,22 @@ def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
             return None
         case wanted:
             change = f"set {option.name}: {f'{value} → ' if value else ''}{wanted}"
-    if change and option.change != "lower" and (freed := _freed_bytes(option, ledger)):
+    if change and option.change != "lower" and (freed := _freed_bytes(option, balance)):
         change = f"{change}, which frees about {human_bytes(freed)}"
     return f"{change}, {option.note}" if change and option.note else change
 
 
-def _freed_bytes(option: Option, ledger: Ledger) -> int:
-    """Effect of an option on the failing process's GPU, as far as the ledger shows what it changes; else 0."""
+def _freed_bytes(option: Option, balance: Balance) -> int:
+    """Effect of an option on the failing process's GPU, as far as the balance shows what it changes; else 0."""
     match option.effect, option.change:
         case Effect.UPDATE, "halve":
-            return ledger.activations_bytes // 2
+            return balance.activations_bytes // 2
         case Effect.SLEEP, _:
-            return ledger.engine_bytes
-        case Effect.OPTIMIZER, _ if ledger.is_full_of_state and ledger.expected:
-            return ledger.expected.optimizer_bytes
-        case Effect.PARAMETERS, _ if ledger.is_full_of_state and ledger.expected:
-            return ledger.expected.weights_bytes
+            return balance.engine_bytes
+        case Effect.OPTIMIZER, _ if balance.is_full_of_state and balance.expected:
+            return balance.expected.optimizer_bytes
+        case Effect.PARAMETERS, _ if balance.is_full_of_state and balance.expected:
+            return balance.expected.weights_bytes
         case _:
             return 0
 

@@ -137,6 +137,9 @@ class CollectedEvidence:
     is_of_rljob: bool = False
     """True if a file is of an RLJob: a file of its run, a report of its pods, or a log with lines of its own."""
 
+    has_exit_facts: bool = False
+    """True if the kubelet reported how the container ended."""
+
     trains: bool = False
     """True if a traceback has a script that trains, by its name."""
 
@@ -229,6 +232,9 @@ class EvidenceBuilder:
                 kv_cache_bytes=engine.kv_cache_bytes or self.engine.kv_cache_bytes,
                 weights_bytes=engine.weights_bytes or self.engine.weights_bytes,
             )
+        for key, program in PROGRAMS.items():
+            if key not in self.programs and any(mark in frame for mark in program.recognize for frame in failure.stack):
+                self.programs.append(key)
         if failure.siblings is not None:
             self.siblings = tuple(failure.siblings)
         if host := failure.host:

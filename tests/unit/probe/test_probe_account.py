@@ -157,7 +157,9 @@ def test_an_engine_that_cannot_start_is_reported_by_the_first_process(
     assert gpu_program.message is not None
     assert gpu_program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
     assert message in gpu_program.evidence.message
-    assert "in engine" in gpu_program.evidence.message, "the caller is in the stack"
+    account = gpu_program.evidence.failure
+    assert account is not None
+    assert any(frame.endswith("in engine") for frame in account.stack), "the caller is in the stack"
     found = diagnose(read_evidence(gpu_program.log))
     assert FailureClass.KV_CACHE_OVERSIZED in {one.failure_class for one in found}
 
