@@ -2,6 +2,8 @@
 
 from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.diagnosis.balance_entries import BalanceEntry, gpu_entries, host_entries
+from rljob_memory.diagnosis.causes.finding import Finding, Weight
+from rljob_memory.diagnosis.causes.table import found_causes
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
 from rljob_memory.diagnosis.diagnose import diagnose, diagnosed, diagnosis_statuses
 
@@ -10,9 +12,12 @@ __all__ = [
     "BalanceEntry",
     "Diagnosis",
     "FailureClass",
+    "Finding",
+    "Weight",
     "diagnose",
     "diagnosed",
     "diagnosis_statuses",
+    "found_causes",
     "gpu_entries",
     "host_entries",
 ]

@@ -130,7 +130,8 @@ class Balance:
     @property
     def has_cache_for_the_request(self) -> bool:
         """True if torch's cache in the failing process has several times the memory of the request."""
-        return bool(self.device) and self.device.own_cache_bytes >= _TIMES_THE_CACHE * max(self.requested_bytes, 1)
+        cached = self.device.own_cache_bytes if self.device else 0
+        return cached >= _TIMES_THE_CACHE * max(self.requested_bytes, 1)
 
     @property
     def has_a_cache_instead(self) -> bool:

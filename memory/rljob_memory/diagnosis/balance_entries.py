@@ -9,8 +9,7 @@ from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import FailureKind
 
-_ALLOCATOR = "torch's message"
-_BOTH = "torch's message and NVML"
+_ACCOUNT, _MESSAGE = "the account of the process", "torch's message"
 _DERIVED = "what is left of the total"
 _ENGINES_LOG = "the engine's log"
 _OF_THE_HOST = frozenset(
@@ -50,19 +49,20 @@ def gpu_entries(balance: Balance) -> list[BalanceEntry]:
         return _before_the_engine(balance)
     if device.allocated_bytes is None:
         return []
-    entries = [BalanceEntry("tensors of the failing process", device.allocated_bytes, _ALLOCATOR)]
+    source = _ACCOUNT if balance.failure.is_structured else _MESSAGE
+    entries = [BalanceEntry("tensors of the failing process", device.allocated_bytes, source)]
     if balance.engine_is_in_the_process:
         entries.extend(_engine_parts(balance))
     if device.asleep_bytes:
         owner = "an engine that sleeps, whose memory is back with the GPU"
-        entries.append(BalanceEntry(owner, device.asleep_bytes, _BOTH, is_part=True))
+        entries.append(BalanceEntry(owner, device.asleep_bytes, source, is_part=True))
     if device.private_pool_bytes:
-        entries.append(BalanceEntry("CUDA graphs", device.private_pool_bytes, _ALLOCATOR, is_part=True))
+        entries.append(BalanceEntry("CUDA graphs", device.private_pool_bytes, source, is_part=True))
     entries.extend(_expectations(balance))
     if device.cached_bytes is not None:
-        entries.append(BalanceEntry("torch's cache in it", device.cached_bytes, _ALLOCATOR))
+        entries.append(BalanceEntry("torch's cache in it", device.cached_bytes, source))
     if device.process_bytes and device.reserved_bytes and (beside := device.process_bytes - device.reserved_bytes) > 0:
-        entries.append(BalanceEntry("its CUDA context, NCCL and libraries", beside, _BOTH))
+        entries.append(BalanceEntry("its CUDA context, NCCL and libraries", beside, source))
     named = sum(process.used_bytes for process in device.others)
     entries.extend(BalanceEntry(f"process {process.pid}", process.used_bytes, "NVML") for process in device.others)
     if (left := device.foreign_bytes - named) > 0:
@@ -70,7 +70,7 @@ def gpu_entries(balance: Balance) -> list[BalanceEntry]:
     if balance.engine_kv_cache_bytes and not balance.engine_is_in_the_process:
         entries.extend(_engine_parts(balance))
     if device.free_bytes is not None:
-        entries.append(BalanceEntry("free", device.free_bytes, _ALLOCATOR))
+        entries.append(BalanceEntry("free", device.free_bytes, source))
     return entries
 
 

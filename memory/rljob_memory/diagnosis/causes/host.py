@@ -16,7 +16,8 @@ def host_memory(balance: Balance) -> Finding | None:
     """The kernel, the kubelet, Ray's monitor and malloc report it.
 
     A bare SIGKILL (exit code 137, signal 9) is mostly the kernel's out-of-memory killer, but also a preemption, a
-    failed liveness probe, or a person. Pinning host memory fails with the message of a full GPU: `CUDA error: out of memory`.
+    failed liveness probe, or a person. Pinning host memory fails with the message of a full
+    GPU: `CUDA error: out of memory`.
     """
     failure = balance.failure
     match failure.kind:

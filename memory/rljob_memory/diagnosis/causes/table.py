@@ -99,8 +99,8 @@ _EQUAL = 1.02
 
 
 def found_without_failure(evidence: CollectedEvidence) -> tuple[FailureClass, Finding] | None:
-    """A log without a failure: memory in tensors that has grown a lot, contexts of processes that do not work on their GPU, or weights that an engine's sleep
-    of level 1 left there, since they are not in the engine's own pool."""
+    """A log without a failure: memory in tensors that has grown a lot, contexts of processes that do not work on their
+    GPU, or weights that an engine's sleep of level 1 left there, since they are not in the engine's own pool."""
     if grown := growth_alone(evidence):
         return FailureClass.RETAINED_GRAPH, grown
     for gpu, processes in evidence.gpu_processes.items():
@@ -118,7 +118,7 @@ def found_without_failure(evidence: CollectedEvidence) -> tuple[FailureClass, Fi
     if backed_up >= FREED_NOTHING_BYTES or left < _WEIGHTS_BYTES:
         return None
     message = (
-        f"The log shows no failure, but the engine's sleep of level 1 copied {human_bytes(backed_up)} of weights to the "
-        f"host, and {human_bytes(left)} stayed in use on the GPU."
+        f"The log shows no failure, but the engine's sleep of level 1 copied {human_bytes(backed_up)} of weights to "
+        f"the host, and {human_bytes(left)} stayed in use on the GPU."
     )
     return FailureClass.ENGINE_NOT_ASLEEP, Finding(Weight.POSSIBLE, message, left, {"still_in_use_bytes": left})

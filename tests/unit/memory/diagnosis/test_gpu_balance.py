@@ -1,4 +1,4 @@
-"""The ledger of the GPU, who holds what and what is more than expected, and the class that follows from the numbers.
+"""The balance of the GPU, who holds what and what is more than expected, and the class that follows from the numbers.
 
 A line of `numbers.jsonl` has the evidence: the memory of the `device`, the other `sizes` of a message, the `kind`,
 `activity`, `role` and `phase` of the failure, the `engine`, the `model`, the policy's memory in GiB by step (`series`:
@@ -17,9 +17,17 @@ import pytest
 
 from rljob_api.memory_failure import Activity
 from rljob_api.plan_change import Role
-from rljob_memory.diagnosis import FailureClass, diagnose, explain, gpu_entries, host_entries, ledger_of
-from rljob_memory.diagnosis.ledger import expected_memory
-from rljob_memory.diagnosis.ledger_entries import LedgerEntry
+from rljob_memory.diagnosis import (
+    Balance,
+    BalanceEntry,
+    FailureClass,
+    Weight,
+    diagnose,
+    found_causes,
+    gpu_entries,
+    host_entries,
+)
+from rljob_memory.diagnosis.balance import expected_memory
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
@@ -53,9 +61,9 @@ def beside(*siblings: str, role: Role | None = "policy") -> CollectedEvidence:
     return failing(role=role, siblings=siblings)
 
 
-def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
+def entries_of(evidence: CollectedEvidence) -> list[BalanceEntry]:
     assert evidence.failure is not None
-    return gpu_entries(ledger_of(evidence.failure, evidence))
+    return gpu_entries(Balance(evidence.failure, evidence))
 
 
 # --- who holds the memory ---
@@ -115,14 +123,14 @@ def test_the_host_has_a_ledger() -> None:
     }
 
 
-def test_an_explanation_has_the_rules_before_and_after_weighing() -> None:
-    explanation = explain(beside("VLLM::EngineCor"))
-    assert explanation is not None
-    rules = {rule.failure_class: (rule.name, rule.confidence, rule.weighed_confidence) for rule in explanation.rules}
-    name, before, after = rules[FailureClass.ACTIVATION_SPIKE]
-    assert (name, before) == ("activation_spike", 0.65)
-    assert after < before
-    assert explain(CollectedEvidence()) is None
+def test_each_cause_has_its_excess_and_the_largest_comes_first() -> None:
+    evidence = beside("VLLM::EngineCor")
+    assert evidence.failure is not None
+    causes = dict(found_causes(Balance(evidence.failure, evidence)))
+    assert next(iter(causes)) is FailureClass.ENGINE_NOT_ASLEEP
+    assert causes[FailureClass.ENGINE_NOT_ASLEEP].excess_bytes == 41 * GIB
+    spike = causes[FailureClass.ACTIVATION_SPIKE]
+    assert (spike.weight, spike.excess_bytes) == (Weight.FAINT, 2 * GIB)
 
 
 # --- the engine's parts ---
@@ -137,9 +145,9 @@ def test_the_engines_log_has_its_parts() -> None:
     engine = evidence.engine
     assert (engine.weights_bytes, engine.kv_cache_bytes, engine.graphs_bytes) == (14.25 * GIB, 22.5 * GIB, 0.75 * GIB)
     failure = Failure(kind=FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
-    ledger = ledger_of(failure, replace(evidence, failure=failure))
-    assert ledger.engine_bytes == 37.5 * GIB
-    assert [item.failure_class for item in ledger.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
+    balance = Balance(failure, replace(evidence, failure=failure))
+    assert balance.engine_bytes == 37.5 * GIB
+    assert [item.failure_class for item in balance.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
 
 
 def test_the_share_of_an_engine_decides_its_confidence() -> None:
