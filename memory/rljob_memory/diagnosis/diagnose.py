@@ -21,8 +21,6 @@ _STRUCTURED, _EXIT_FACTS, _TEXT = 1.0, 0.95, 0.6
 """Most confidence by the source of the numbers: the failing process, the kubelet, a text."""
 _PART = {Weight.CERTAIN: 1.0, Weight.STRONG: 0.9, Weight.LIKELY: 0.75, Weight.POSSIBLE: 0.5, Weight.FAINT: 0.35}
 """Part of that confidence, by the weight of the cause."""
-_UNKNOWN = 0.5
-"""Of `Unknown`, which is listed if no cause is likely."""
 
 
 def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
@@ -43,20 +41,21 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
         ]
     balance = Balance(failure, evidence)
     causes = found_causes(balance)
-    if not causes or causes[0][1].weight < Weight.POSSIBLE:
+    if not causes or causes[0][1].weight < Weight.POSSIBLE:  # `Unknown` is listed if no cause is likely
         unknown = FailureClass.UNKNOWN, Finding(Weight.POSSIBLE, _unknown_message(failure))
         causes = [*causes[:1], unknown, *causes[1:]] if causes else [unknown]
     numbers = {**_numbers(failure), "failures": evidence.failures}
     most = _confidence_of_the_source(evidence)
+    best = _PART[causes[0][1].weight]
     found = [
         Diagnosis(
             name,
-            round(most * (_UNKNOWN if name is FailureClass.UNKNOWN and not index else _PART[finding.weight]), 2),
+            round(most * (best / 2 if name is FailureClass.UNKNOWN and len(causes) > 1 else _PART[finding.weight]), 2),
             f"{finding.message}{_place(failure)}.",
             {**numbers, **finding.numbers},
             is_of_rljob=evidence.is_of_rljob,
         )
-        for index, (name, finding) in enumerate(causes)
+        for name, finding in causes
     ]
     return [with_program_advice(diagnosis, balance) for diagnosis in found]
 

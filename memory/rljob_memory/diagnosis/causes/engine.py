@@ -150,7 +150,7 @@ def engine_not_asleep(balance: Balance) -> Finding | None:
     if evidence.siblings is not None and not balance.engine_siblings:
         return None  # the process knows that no engine of its container uses a GPU
     if evidence.plan is not None and evidence.plan.rollout_sleep_level == 0:
-        weight, why = Weight.CERTAIN, "and the memory plan keeps the engine awake"
+        weight, why = Weight.STRONG, "and the memory plan keeps the engine awake"
     elif balance.engine_siblings and not engine.asleep:
         names = ", ".join(balance.engine_siblings)
         weight, why = Weight.STRONG, f"and an engine of the same job ({names}) is one of them, without a sign of sleep"

@@ -65,8 +65,11 @@ def _beside_torch(balance: Balance) -> Finding | None:
         return None
     share = balance.share(foreign)
     weight = Weight.STRONG if share >= _MUCH else Weight.POSSIBLE
-    if _started_together(device) or (share < _MUCH and balance.has_a_cache_instead):
+    excess = foreign
+    if _started_together(device):
         weight = Weight.FAINT
+    if share < _MUCH and balance.has_a_cache_instead:
+        weight, excess = Weight.FAINT, 0
     by_an_engine = not evidence.engines_apart and (evidence.engine.seen or failure.role is not None)
     if failure.in_engine and not evidence.shows_a_trainer and evidence.plan is None:
         by_an_engine = False  # it is the engine, and nothing shows a trainer next to it
@@ -79,7 +82,7 @@ def _beside_torch(balance: Balance) -> Finding | None:
         weight,
         f"{human_bytes(foreign)} of the GPU's {human_bytes(device.total_bytes)} were held by other processes"
         f"{besides}; {human_bytes(device.requested_bytes)} more did not fit",
-        foreign,
+        excess,
         {"other_processes_bytes": foreign},
     )
 

@@ -16,6 +16,7 @@ from rljob_memory.diagnosis.causes.finding import Finding, Weight
 from rljob_memory.diagnosis.causes.host import host_memory, shared_memory
 from rljob_memory.diagnosis.causes.last_request import (
     activation_spike,
+    is_after_the_first_step,
     model_weights,
     optimizer_state,
     weight_sync_spike,
@@ -58,8 +59,12 @@ def found_causes(balance: Balance) -> list[tuple[FailureClass, Finding]]:
     """The causes that fit, the largest excess first."""
     found = [(name, finding) for name, cause in CAUSES.items() if (finding := cause(balance)) is not None]
     most = _most_of_the_last_request(balance)
+    bounds = dict.fromkeys(_LAST_REQUESTS, most)
+    if is_after_the_first_step(balance) or balance.is_full_of_state:
+        # The same pass fit before, or there is no room for any.
+        bounds[FailureClass.ACTIVATION_SPIKE] = min(most, Weight.POSSIBLE)
     weighed = [
-        (name, replace(finding, weight=min(finding.weight, most)) if name in _LAST_REQUESTS else finding)
+        (name, replace(finding, weight=min(finding.weight, bounds.get(name, finding.weight))))
         for name, finding in found
     ]
     return sorted(weighed, key=lambda pair: (-pair[1].weight, -pair[1].excess_bytes))

@@ -44,7 +44,7 @@ def fragmentation(balance: Balance) -> Finding | None:
     if device.had_room or (device.allowed_bytes is None and device.had_enough_free):
         return None
     share = cached / (device.reserved_bytes - device.asleep_bytes) if cached else 0.0
-    if share < _LEAST_CACHE_SHARE or balance.share(cached) < _LEAST_SHARE_OF_THE_GPU:
+    if share < _LEAST_CACHE_SHARE or cached < _LEAST_SHARE_OF_THE_GPU * balance.total_bytes:
         return None
     is_large = share >= _LARGE_CACHE_SHARE
     least = requested if share >= ORDINARY_CACHE_SHARE else max(requested * _MANY_TIMES, _WORTH_MENTIONING_BYTES)
@@ -114,7 +114,8 @@ def allocator_cache(balance: Balance) -> Finding | None:
         message = f"{grown} while its tensors did not grow; {what}"
         return Finding(Weight.CERTAIN, message, growth.trend.growth_bytes, numbers)
     if cache is None:
-        return Finding(weight, f"{what}; torch's cache is not available to allocations outside of torch")
+        outside = f"{what}; torch's cache is not available to allocations outside of torch"
+        return Finding(weight, outside, balance.foreign_bytes())
     if cache < GIB:
         return None
     held = f"{what} while the policy's torch held {human_bytes(cache)} of unused cache"

@@ -57,7 +57,7 @@ def test_tensors_and_reserved_memory_are_read_and_a_climb_is_a_leak(form: str) -
     assert sample.reserved_bytes == (0 if form == AXOLOTL else round(40.25 * GIB))
     log = [form.format(step=step, a=20 + 4.5 * step, r=22 + 4.5 * step) for step in range(1, 13)]
     best = diagnoses_of(*log, OUT_OF_MEMORY)[0]
-    assert (best.failure_class, best.confidence > 0.8) == (LEAK, True)
+    assert (best.failure_class, best.confidence) == (LEAK, 0.6)
 
 
 def test_megatrons_unit_stands_before_its_figures() -> None:
@@ -134,14 +134,14 @@ def test_the_figure_is_read_and_its_lines_are_one_series(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_climb_is_a_leak_and_outweighs_the_last_straw(form: str) -> None:
     best, *others = diagnoses_of(*log_of(FORMS[form], [12 + 3.7 * n for n in range(17)]), OUT_OF_MEMORY)
-    assert (best.failure_class, best.confidence >= 0.65) == (LEAK, True)
+    assert (best.failure_class, best.confidence >= 0.45) == (LEAK, True)
     assert SPIKE in {other.failure_class for other in others}
 
 
 @pytest.mark.parametrize("form", ["JSON", "plain", "VRAM", "torchtitan"])
 def test_a_climb_without_a_failure_is_reported(form: str) -> None:
     [found] = diagnoses_of(*log_of(FORMS[form], [12 + 3.7 * n for n in range(14)]))
-    assert (found.failure_class, found.confidence) == (LEAK, 0.5)
+    assert (found.failure_class, found.confidence) == (LEAK, 0.3)
 
 
 @pytest.mark.parametrize("form", ["plain", "JSON", "own words", "bytes"])
@@ -149,7 +149,7 @@ def test_a_climb_without_a_failure_is_reported(form: str) -> None:
 def test_a_large_growth_at_each_of_a_few_steps_is_a_leak(form: str, count: int) -> None:
     sizes = [20 + 48 / count * n for n in range(count)]
     best = diagnoses_of(*log_of(FORMS[form], sizes), OUT_OF_MEMORY)[0]
-    assert (best.failure_class, best.confidence >= 0.6) == (LEAK, True)
+    assert (best.failure_class, best.confidence >= 0.45) == (LEAK, True)
     for healthy in (sizes[:4], sorted(sizes, reverse=True), [sizes[0], *sizes[-1:] * (count - 1)]):
         assert classes_of(*log_of(FORMS[form], healthy), OUT_OF_MEMORY)[0] is SPIKE
 
@@ -242,7 +242,7 @@ def test_memory_that_grows_with_the_sequences_is_no_leak() -> None:
 
 def test_a_small_growth_of_a_gpu_that_filled_up_is_no_leak() -> None:
     [best] = diagnoses_of(*[f"step {step} mem {30 + 0.02 * step:.2f} GB" for step in range(100)], OUT_OF_MEMORY)
-    assert (best.failure_class, best.confidence) == (SPIKE, 0.65)
+    assert (best.failure_class, best.confidence) == (SPIKE, 0.45)
 
 
 def test_the_states_of_a_progress_bar_in_one_line_are_a_series() -> None:
