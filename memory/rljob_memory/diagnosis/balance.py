@@ -146,7 +146,7 @@ class Balance:
     def shows_a_holder_of_cache(self) -> bool:
         """True if the evidence shows a process with a cache of torch's: a trainer, or an engine that woke."""
         evidence, kind = self.evidence, self.failure.kind
-        if evidence.programs or evidence.engine.seen or evidence.series or evidence.siblings:
+        if evidence.shows_a_trainer or evidence.engine.seen or evidence.series or evidence.siblings:
             return True
         is_in_torchs_error = kind is FailureKind.NCCL and "NCCL WARN" not in self.failure.text
         return kind is FailureKind.ENGINE_WAKE or is_in_torchs_error

@@ -146,6 +146,15 @@ class CollectedEvidence:
     option_values: Mapping[str, str] = field(default_factory=dict)
     """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
 
+    option_spellings: Mapping[str, str] = field(default_factory=dict)
+    """Whole names of options as the log has them, by the last part."""
+
+    backend: str = "fsdp"
+    """Backend of the trainer: `fsdp` or `megatron`."""
+
+    host_owners: Mapping[str, int] = field(default_factory=dict)
+    """Host memory by task in Ray's table of its largest users, in bytes."""
+
     option_names: frozenset[str] = frozenset()
     """Last parts of the names of all options that have a value in the log, also of those with several values."""
 
@@ -156,8 +165,8 @@ class CollectedEvidence:
 
     @property
     def shows_a_trainer(self) -> bool:
-        """True if another trainer wrote the log: its model and its engine are processes of one job."""
-        return any(not PROGRAMS[key].engine for key in self.programs)
+        """True if another trainer with an engine wrote the log: its model and its engine are processes of one job."""
+        return any(not PROGRAMS[key].engine and PROGRAMS[key].option(Effect.SHARE) for key in self.programs)
 
     @property
     def engine_share(self) -> float | None:
@@ -198,6 +207,9 @@ class EvidenceBuilder:
     is_of_rljob: bool = False
     trains: bool = False
     option_values: dict[str, list[str]] = field(default_factory=dict)
+    option_spellings: dict[str, str] = field(default_factory=dict)
+    backend: str = "fsdp"
+    host_owners: Counter[str] = field(default_factory=Counter)
     model: ModelFacts = field(default_factory=ModelFacts)
     names: list[str] = field(default_factory=list)
 
@@ -350,6 +362,9 @@ class EvidenceBuilder:
             is_of_rljob=self.is_of_rljob,
             trains=self.trains,
             option_values=options,
+            option_spellings=dict(self.option_spellings),
+            backend=self.backend,
+            host_owners=dict(self.host_owners),
             option_names=frozenset(self.option_values),
             model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),
             names=tuple(self.names),

@@ -232,6 +232,7 @@ _VALUE = re.compile(
     r"(?P<value>-?\d[\w.]{0,15}|[Tt]rue|[Ff]alse|None|null|adamw\w{0,20}|paged_\w{1,20})(?![\w.])"
 )
 """`gpu_memory_utilization=0.85`, `'gpu_memory_utilization': 0.85`, `--vllm_gpu_memory_utilization 0.85`."""
+_FLAG = re.compile(rf"(?<=--)(?P<name>(?:\w{{1,20}}\.)?(?:{'|'.join(map(re.escape, _LEAVES))}))(?=\s+--|\s*$)")
 _VERSION = re.compile(
     rf"\b(?P<name>{'|'.join(map(re.escape, PROGRAMS))})[ =@_-]+v?(?P<version>\d+\.\d+(?:\.\d+)?)\b"
     r"|LLM engine \(v(?P<vllm>\d+\.\d+[\w.+-]{0,40})\)|(?i:PyTorch) version\s*:\s*(?P<torch>\d+\.\d+[\w.+-]{0,30})",
@@ -252,6 +253,12 @@ _TRAINING_SCRIPT = re.compile(
     r"File \"(?:[^\"]{0,300}/)?(?:\w{1,40}_)?(?:(?:pre)?train|fine_?tune|sft|rlhf|dpo|grpo|ppo)(?:_\w{1,40})?\.py\""
 )
 _MARKS = tuple((mark, key) for key, program in PROGRAMS.items() for mark in program.recognize)
+_OF_MEGATRON = re.compile(
+    r"/megatron/(?:core|training)/|MegatronPolicyWorker|\bstrategy['\"]?[=:] ?['\"]?megatron"
+    r"|megatron_c\w+\.enabled=[Tt]rue|\bmegatron (?:sft|rlhf|pt) "
+)
+_HOST_OWNER = re.compile(r"^\d{1,10}\s+(?P<gb>\d{1,6}\.\d{1,2})\s+(?P<task>ray::[\w.:]{1,100})")
+"""A row of Ray's table of the largest users of host memory."""
 _OF_RLJOB = re.compile(
     r"\brljob_(?:trainer|memory|probe)\b|\brljob\.dev/|^rljob(?:-probe)?: |^rljob \d{4}-|^warning: OutOfMemory: "
 )
@@ -262,6 +269,10 @@ def _note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
     text = line.text
     if ("rljob" in text or "OutOfMemory: " in text) and _OF_RLJOB.search(text):
         builder.is_of_rljob = True
+    if "egatron" in text and _OF_MEGATRON.search(text):
+        builder.backend = "megatron"
+    if "ray::" in text and (owner := _HOST_OWNER.match(text)):
+        builder.host_owners[owner["task"]] += round(float(owner["gb"]) * GIB)
     for mark, key in _MARKS:
         if (mark in text or mark in line.writer) and key not in builder.programs:
             builder.programs.append(key)
@@ -275,7 +286,11 @@ def _note_programs(builder: EvidenceBuilder, line: LogLine) -> None:
         for match in _VALUE.finditer(text):
             section = _SECTION.search(text, 0, match.start())
             full_name = f"{section[0]}{match['name']}" if section else ""
+            if full_name:
+                builder.option_spellings.setdefault(match["name"], full_name)
             for name in (match["name"], full_name) if full_name in _FULL_NAMES else (match["name"],):
                 values = builder.option_values.setdefault(name, [])
                 if match["value"] not in values and len(values) < _MOST_VALUES:
                     values.append(match["value"])
+        for match in _FLAG.finditer(text) if "--" in text else ():
+            builder.option_values.setdefault(match["name"].rpartition(".")[2], ["True"])

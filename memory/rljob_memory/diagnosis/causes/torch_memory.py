@@ -96,7 +96,8 @@ def allocator_cache(balance: Balance) -> Finding | None:
         generates = in_engine or failure.activity in (Activity.GENERATION, Activity.SAMPLING)
         if not generates or balance.foreign_bytes() - balance.contexts_bytes < GIB:
             return None
-        weight = Weight.POSSIBLE
+        has_a_policy = evidence.shows_a_trainer or evidence.plan is not None or evidence.series
+        weight = Weight.POSSIBLE if has_a_policy else Weight.FAINT
     elif failure.kind in _BY_THE_DRIVER:
         weight = _BY_THE_DRIVER[failure.kind]
         if failure.activity is Activity.KV_CACHE or evidence.shows_an_engines_start:
