@@ -112,8 +112,9 @@ class LogLine:
         return [parse_line(raw).text for raw in self.raw_above]
 
 
-def raw_lines(stream: BinaryIO, words: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """The lines in UTF-8 without their ends, and if they have one of `words`, which are in lower case.
+def raw_lines(stream: BinaryIO, *groups: Sequence[bytes]) -> Iterator[tuple[bytes, int | None]]:
+    """The lines in UTF-8 without their ends, each with the first of the `groups` of which it has a word, by its number;
+    None if it has none. The words are in lower case.
 
     Of a long line, the parts around words about memory.
     """
@@ -130,16 +131,17 @@ def raw_lines(stream: BinaryIO, words: Sequence[bytes]) -> Iterator[tuple[bytes,
         if not chunk:
             lines.append(rest)
         together = b"\n".join(lines).lower()
-        present = [word for word in words if word in together]  # most words are in no line of a chunk
+        # Most words are in no line of a chunk.
+        present = [(word, number) for number, group in enumerate(groups) for word in group if word in together]
         for line in lines:
             for piece in _pieces(line):
                 lower = piece.lower()
-                telling = False
-                for word in present:  # a generator takes twice as long, and this is where the time goes
+                found = None
+                for word, number in present:  # a generator takes twice as long, and this is where the time goes
                     if word in lower:
-                        telling = True
+                        found = number
                         break
-                yield piece, telling
+                yield piece, found
         if not chunk:
             return
         chunk = stream.read(_CHUNK_BYTES)

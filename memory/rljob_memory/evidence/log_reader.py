@@ -23,7 +23,7 @@ from rljob_memory.evidence.activity import (
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.evidence.lines import LogLine, marked_time, parse_line, raw_lines
-from rljob_memory.evidence.shortage import is_advice, is_of_the_gpu, reported_shortage
+from rljob_memory.evidence.shortage import is_advice, is_of_the_gpu, may_report, reported_shortage
 from rljob_memory.evidence.signatures import NO_SHORTAGE, Match, match_signature, words
 
 _MOST_WRITERS = 256
@@ -44,21 +44,16 @@ _NEAR_LINES = 1_000
 """A traceback that ended so much earlier belongs to another failure, which the program survived."""
 _CODE_LINES = 3
 """Lines above an error that are looked at if a post has the failing code, but no frame."""
-_SHORTAGE_WORDS = (
-    "memory",
-    "oom",
-    "vram",
-    "alloc",
-    "heap",
-    "arena",
-    "exhaust",
-    "存",
-    "メモリ",
-    "메모리",
-    "памяти",
-    "resource",
+_MESSAGE_WORDS = ("tried to alloc", "by pytorch", "total capa", "already allocated", "avoid fragmentation")
+_EXHAUSTION_WORDS = (
+    *("out of ", "out-of-", "outof", "oom", "vram", "heap", "arena", "exhaust", "insufficient"),
+    *("failed to alloc", "存", "メモリ", "메모리", "памяти"),
 )
-_FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rank", "step", "rljob ", "shards:")
+_OF_FACTS = 1
+_MOST_FACTS, _STRIDE = 4_000, 17
+"""Of later lines that have only facts, such as figures of memory, one in so many is read. The number is prime, so that
+processes that write in turn all have their turn."""
+_FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rljob ", "shards:", "cell in")
 
 _RETRY = re.compile(
     r"\b(?:retrying (?:with|without|at|using|on)|cache and retrying|falling back (?:to|on)|attempting to recover"
@@ -128,6 +123,8 @@ class LogReader:
         """Line and place of the latest failures."""
         self._retried: set[int] = set()
         self._retry_line = self._last_line = 0
+        self._near_a_failure = False
+        """The line or the one above it has a word of a failure."""
         self._message_line = -_MOST_MESSAGE_LINES
         self._steps_done: int | None = None
         self._marked: tuple[str, float] | None = None
@@ -157,7 +154,13 @@ class LogReader:
     def _telling_lines(self, stream: BinaryIO) -> Iterator[LogLine]:
         """The lines with a word that can matter, and a few after each."""
         following, above = 0, deque[bytes](maxlen=_CODE_LINES)
-        for number, (raw, is_telling) in enumerate(raw_lines(stream, _words()), 1):
+        facts_seen, before = 0, None
+        for number, (raw, group) in enumerate(raw_lines(stream, *_words()), 1):
+            is_telling = group is not None
+            self._near_a_failure, before = group == 0 or before == 0, group
+            if group == _OF_FACTS:
+                facts_seen += 1
+                is_telling = facts_seen <= _MOST_FACTS or facts_seen % _STRIDE == 0 or may_report(raw)
             if is_telling:
                 following = _FOLLOWING_LINES
             elif b"%|" in raw or b"{'loss'" in raw:
@@ -246,7 +249,7 @@ class LogReader:
 
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
         text = line.text
-        match = match_signature(text) or _match_across(line)
+        match = match_signature(text) or (_match_across(line) if self._near_a_failure else None)
         if match and match.signature.kind == NO_SHORTAGE:
             return
         if self._begins_message(line):
@@ -397,9 +400,15 @@ def _match_across(line: LogLine) -> Match | None:
 
 
 @cache
-def _words() -> tuple[bytes, ...]:
-    """In lower case. Every line that can matter has one of these; shorter ones come first, as more lines have them."""
-    shortest = sorted({*words(), *facts.WORDS, *_SHORTAGE_WORDS, *_FRAME_WORDS}, key=len)
+def _words() -> tuple[tuple[bytes, ...], ...]:
+    """In lower case, of failures and of facts. Every line that can matter has one of these."""
+    of_failures = {*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS}
+    return _without_longer(of_failures), _without_longer({*facts.WORDS, "rank", "step"})
+
+
+def _without_longer(words: Iterable[str]) -> tuple[bytes, ...]:
+    """The words that contain no other; the shorter ones, which more lines have, come first."""
+    shortest = sorted(words, key=len)
     needed = [word for place, word in enumerate(shortest) if not any(part in word for part in shortest[:place])]
     return tuple(word.encode() for word in needed)
 

@@ -133,6 +133,7 @@ _OF_A_SHORTAGE = (
     ),
 )
 """Every report has one of these. Looking for them is much faster than the patterns."""
+_OF_A_SHORTAGE_IN_BYTES = tuple(word.encode() for word in _OF_A_SHORTAGE)
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")
 _FEW_WORDS = 6
 """A sentence of no more words, such as a title, is a report without a verb."""
@@ -161,6 +162,12 @@ def reported_shortage(text: str) -> str | None:
     if _CODE.search(text):
         return None
     return next((part.strip() for part in _SENTENCES.split(text) if _is_report(part)), None)
+
+
+def may_report(raw: bytes) -> bool:
+    """False if the line has no word that a report of a shortage has."""
+    lower = raw.lower()
+    return any(word in lower for word in _OF_A_SHORTAGE_IN_BYTES)
 
 
 def is_advice(text: str) -> bool:

@@ -96,7 +96,7 @@ def allocator_cache(balance: Balance) -> Finding | None:
         generates = in_engine or failure.activity in (Activity.GENERATION, Activity.SAMPLING)
         if not generates or balance.foreign_bytes() - balance.contexts_bytes < GIB:
             return None
-        has_a_policy = evidence.shows_a_trainer or evidence.plan is not None or evidence.series
+        has_a_policy = evidence.shows_a_trainer or evidence.plan is not None or balance.policy_cache_bytes
         weight = Weight.POSSIBLE if has_a_policy else Weight.FAINT
     elif failure.kind in _BY_THE_DRIVER:
         weight = _BY_THE_DRIVER[failure.kind]
