@@ -45,7 +45,7 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
         unknown = FailureClass.UNKNOWN, Finding(Weight.POSSIBLE, _unknown_message(failure))
         causes = [*causes[:1], unknown, *causes[1:]] if causes else [unknown]
     numbers = {**_numbers(failure), "failures": evidence.failures}
-    most = _confidence_of_the_source(evidence)
+    most = _confidence_of_the_source(failure)
     best = _PART[causes[0][1].weight]
     found = [
         Diagnosis(
@@ -60,10 +60,10 @@ def diagnose(evidence: CollectedEvidence) -> list[Diagnosis]:
     return [with_program_advice(diagnosis, balance) for diagnosis in found]
 
 
-def _confidence_of_the_source(evidence: CollectedEvidence) -> float:
-    if evidence.failure and evidence.failure.is_structured:
+def _confidence_of_the_source(failure: Failure) -> float:
+    if failure.is_structured:
         return _STRUCTURED
-    return _EXIT_FACTS if evidence.has_exit_facts else _TEXT
+    return _EXIT_FACTS if failure.is_of_the_kubelet else _TEXT
 
 
 def _unknown_message(failure: Failure) -> str:

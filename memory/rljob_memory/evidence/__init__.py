@@ -2,10 +2,11 @@
 
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.exception import account_of
-from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.failure import KUBELETS_REPORT, Failure, FailureKind
 from rljob_memory.evidence.read import Unreadable, evidence_of_run, read_evidence
 
 __all__ = [
+    "KUBELETS_REPORT",
     "CollectedEvidence",
     "Failure",
     "FailureKind",

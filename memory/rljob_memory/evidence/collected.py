@@ -137,9 +137,6 @@ class CollectedEvidence:
     is_of_rljob: bool = False
     """True if a file is of an RLJob: a file of its run, a report of its pods, or a log with lines of its own."""
 
-    has_exit_facts: bool = False
-    """True if the kubelet reported how the container ended."""
-
     trains: bool = False
     """True if a traceback has a script that trains, by its name."""
 

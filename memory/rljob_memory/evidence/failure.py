@@ -6,7 +6,10 @@ from typing import Self
 
 from rljob_api.memory_failure import DeviceMemory, FailureKind, GpuProcess, MemoryFailure
 
-__all__ = ["DeviceMemory", "Failure", "FailureKind", "GpuProcess"]
+__all__ = ["KUBELETS_REPORT", "DeviceMemory", "Failure", "FailureKind", "GpuProcess"]
+
+KUBELETS_REPORT = ".ended.log"
+"""End of the name of a file with the kubelet's report of how a container ended."""
 
 
 class Failure(MemoryFailure):
@@ -39,6 +42,11 @@ class Failure(MemoryFailure):
         if self.kind is FailureKind.UNFAMILIAR and self.of_the_gpu is not None:
             return self.of_the_gpu
         return super().is_of_the_gpu
+
+    @property
+    def is_of_the_kubelet(self) -> bool:
+        """True if the kubelet reported it."""
+        return self.source.endswith(KUBELETS_REPORT)
 
     def changed(self, **values: object) -> Self:
         """This failure with other values."""

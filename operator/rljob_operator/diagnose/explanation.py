@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import FailureKind
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, TerminationMessage, read_termination_message
 from rljob_memory.diagnosis import FailureClass, diagnosed
-from rljob_memory.evidence import FailureKind
 from rljob_memory.evidence.signatures import failure_kind
 
 _MOST_CONTAINERS = 16
@@ -120,7 +120,8 @@ _CLASS_OF_CODE = {
     ExitCode.HOST_OUT_OF_MEMORY: FailureClass.HOST_MEMORY,
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
 }
-_BY_THE_KERNEL, _BY_THE_KUBELET, _BY_THE_EXIT_CODE = 0.98, 0.95, 0.9
+_EXIT_FACTS = 0.95
+"""Confidence in the kubelet's report of how a container ended."""
 _CLASS_OF_EVICTION = {
     FailureKind.HOST: FailureClass.HOST_MEMORY,
     FailureKind.SHARED_MEMORY: FailureClass.SHARED_MEMORY,
@@ -157,7 +158,7 @@ def _by_the_kernel(end: ContainerEnd) -> OutOfMemoryCause:
         cause = "the kernel killed it (OOMKilled); it has no memory limit, so its node ran out of memory"
     else:
         cause = f"the kernel killed it at its memory limit of {byte_quantity(end.memory_limit_bytes)} (OOMKilled)"
-    return _explanation(end, FailureClass.HOST_MEMORY, _BY_THE_KERNEL, f"{cause}.")
+    return _explanation(end, FailureClass.HOST_MEMORY, _EXIT_FACTS, f"{cause}.")
 
 
 def _by_the_kubelet(end: ContainerEnd) -> OutOfMemoryCause | None:
@@ -165,17 +166,17 @@ def _by_the_kubelet(end: ContainerEnd) -> OutOfMemoryCause | None:
     class_ = _CLASS_OF_EVICTION.get(kind) if kind else None
     if class_ is None:
         return None  # for its disk, for example
-    return _explanation(end, class_, _BY_THE_KUBELET, f"the kubelet evicted the pod: {end.text}")
+    return _explanation(end, class_, _EXIT_FACTS, f"the kubelet evicted the pod: {end.text}")
 
 
 def _by_the_probe(end: ContainerEnd, message: TerminationMessage) -> OutOfMemoryCause:
     class_ = _CLASS_OF_CODE[ExitCode(message.exit_code)]
     if message.evidence is None:
-        return _explanation(end, class_, _BY_THE_EXIT_CODE, message.message)
+        return _explanation(end, class_, _EXIT_FACTS, message.message)
     cause = _diagnosed_here(message.evidence)
     found = FailureClass(cause[0])
     if found is FailureClass.UNKNOWN and class_ is not FailureClass.UNKNOWN:
-        return _explanation(end, class_, _BY_THE_EXIT_CODE, message.message)
+        return _explanation(end, class_, _EXIT_FACTS, message.message)
     return _explanation(end, found, cause[1], cause[2])
 
 
