@@ -51,7 +51,7 @@ _OF_PRESENT_VALUES = (None, "lower", "halve")
 
 def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
-    if diagnosis.is_of_rljob:
+    if diagnosis.is_of_rljob and not balance.evidence.shows_a_trainer:
         return diagnosis
     sentences = list(_special(diagnosis, balance)) or list(_sentences(diagnosis, balance))
     if sentences and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:

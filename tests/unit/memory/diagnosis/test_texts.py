@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_api.memory_failure import MemoryFailure
 from rljob_api.memory_plan import MemorySettings
 from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.evidence.failure import FailureKind
@@ -143,6 +145,19 @@ def test_the_recorded_class_comes_first_and_no_other_is_sure(expected: FailureCl
     diagnoses = diagnose(recorded_evidence(path))
     assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
     assert {each.failure_class for each in diagnoses if each.confidence > SURE} <= {expected}
+
+
+@pytest.mark.parametrize(("expected", "path"), RECORDED, ids=[f"{cls}-{path.stem}" for cls, path in RECORDED])
+def test_a_recorded_class_does_not_depend_on_the_text(expected: FailureClass, path: Path) -> None:
+    """The account of the failure, as JSON and without a message, has all that its diagnosis needs."""
+    evidence = recorded_evidence(path)
+    assert evidence.failure is not None
+    names = MemoryFailure.model_fields
+    account = MemoryFailure(**{name: getattr(evidence.failure, name) for name in names if name != "text"})
+    again = MemoryFailure.model_validate_json(account.model_dump_json(by_alias=True, exclude_none=True))
+    values = {name: getattr(again, name) for name in names}
+    diagnoses = diagnose(replace(evidence, failure=evidence.failure.changed(**values)))
+    assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
 
 
 # --- advice: the options of the program that wrote the log ---
