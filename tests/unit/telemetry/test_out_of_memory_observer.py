@@ -89,14 +89,22 @@ def test_a_failed_request_is_recorded_with_place_and_memory(observed: Observed) 
     assert (record.device.requested_bytes, record.device.free_bytes) == (700 * MIB, 30 * MIB)
     assert record.device.reserved_bytes == 2125 * MIB
     assert record.device.largest_cached_block_bytes == 600 * MIB
-    assert take_account() == record
-    assert take_account() is None
+    assert take_account("CUDA out of memory. Tried to allocate 700.00 MiB.") == record
+    assert take_account("CUDA out of memory. Tried to allocate 700.00 MiB.") is None
     assert pickle.loads((observed.run / "oom" / "policy-2-step7.pickle").read_bytes()) == SNAPSHOT
     failure = read_evidence(observed.run).failure
     assert failure is not None
     assert failure.device is not None
     assert failure.device.largest_cached_block_bytes == 600 * MIB
     assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
+
+
+def test_an_account_is_of_the_request_that_the_message_names(observed: Observed) -> None:
+    observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)
+    assert take_account("CUDA out of memory. Tried to allocate 1.17 GiB.") is not None
+    for other in ("CUDA out of memory. Tried to allocate 1.20 GiB.", "out of memory", ""):
+        observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)  # caught by the program, which went on
+        assert take_account(other) is None
 
 
 def test_each_try_of_a_phase_is_recorded_once(observed: Observed) -> None:

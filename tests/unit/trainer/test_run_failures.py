@@ -101,13 +101,14 @@ def test_without_an_exception_the_error_names_the_memory(
 def test_the_account_of_the_observer_outranks_the_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = memory_failure(activity=Activity.LOGITS)
     monkeypatch.setattr("rljob_trainer.telemetry.out_of_memory._latest", account)
-    failure = known_failure(OutOfMemoryError(OUT_OF_MEMORY))
+    message = OUT_OF_MEMORY.replace("2.00 GiB", "4.00 GiB")
+    failure = known_failure(OutOfMemoryError(message))
     assert failure is not None
     evidence = gathered(failure.of("policy-1"), tmp_path)
     assert evidence.failure is not None
     assert (evidence.failure.activity, evidence.failure.rank) == (Activity.LOGITS, 1)
     assert evidence.diagnoses[0].numbers["largest_cached_block_bytes"] == 600 * MIB
-    again = known_failure(OutOfMemoryError(OUT_OF_MEMORY))
+    again = known_failure(OutOfMemoryError(message))
     assert again is not None
     assert again.out_of_memory != account, "each account is of one failure"
 

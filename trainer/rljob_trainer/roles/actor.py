@@ -169,7 +169,7 @@ def known_failure(error: Exception) -> RunError | None:
         known = HostOutOfMemory(text or type(error).__name__)
     else:
         known = SharedMemoryExhausted(text) if kind in _SHARED_MEMORY else DeviceOutOfMemory(text)
-    known.out_of_memory = (take_account() if kind_of_torch else None) or account_of(error)
+    known.out_of_memory = (take_account(text) if kind_of_torch else None) or account_of(error)
     return known
 
 

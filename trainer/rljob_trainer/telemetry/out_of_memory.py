@@ -7,6 +7,7 @@ failure is gone. torch calls an observer before that; the observer may look, and
 from __future__ import annotations
 
 import linecache
+import math
 import os
 import pickle
 import sys
@@ -30,6 +31,7 @@ from rljob_api.memory_failure import (
 )
 from rljob_api.plan_change import Phase
 from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.torch_message import parse_message
 from rljob_memory.sizes import human_bytes
 from rljob_trainer.activities import current_activity
 from rljob_trainer.telemetry.host_memory import host_memory
@@ -40,6 +42,8 @@ _MOST_STACK_LINES = 80
 _LARGEST_PICKLE_BYTES = 16 << 20
 _MOST_BLOCKS_PICKLED = 60_000
 """About 200 bytes each. Counted first, so that no large pickle is made only to be thrown away."""
+_ROUNDED = 0.01
+"""More than the message of torch rounds a size."""
 _PHASES: dict[str | None, Phase] = {phase: phase for phase in get_args(Phase)}
 _ACTIVITY_OF_PHASE = {
     "load": Activity.MODEL_LOAD,
@@ -66,11 +70,17 @@ def attach_out_of_memory_observer(
     torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined]
 
 
-def take_account() -> MemoryFailure | None:
-    """The account of the latest failed request of this process, once; None if there is no new one."""
+def take_account(message: str) -> MemoryFailure | None:
+    """The account of the latest failed request of this process, once; None if `message`, torch's, is of another one.
+
+    A program may have caught the error of the latest request, and gone on.
+    """
     global _latest
     account, _latest = _latest, None
-    return account
+    told = parse_message([message])
+    if account is None or account.requested_bytes is None or told is None or told.requested_bytes is None:
+        return None
+    return account if math.isclose(told.requested_bytes, account.requested_bytes, rel_tol=_ROUNDED) else None
 
 
 @dataclass(slots=True)
