@@ -75,7 +75,7 @@ class FailureKind(StrEnum):
 
 _MEANING = {
     FailureKind.ALLOCATOR: "torch's allocator could not get GPU memory",
-    FailureKind.DRIVER: "the CUDA driver had no GPU memory left",
+    FailureKind.DRIVER: "the GPU had no memory left",
     FailureKind.FRAGMENTED: "no piece of the allocator's free GPU memory was large enough",
     FailureKind.COMPILED: "a compiled program needs more memory than the device has",
     FailureKind.MATH_LIBRARY: "cuBLAS or cuDNN could not get GPU memory",
