@@ -15,15 +15,28 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rljob_api.exit_codes import ExitCode
-from rljob_memory.diagnosis import Diagnosis, Explanation, FiredRule, LedgerEntry, diagnose, gpu_entries, host_entries
-from rljob_memory.diagnosis import explain as explain_failure
+from rljob_memory.diagnosis import (
+    Balance,
+    BalanceEntry,
+    Diagnosis,
+    FailureClass,
+    Finding,
+    diagnose,
+    found_causes,
+    gpu_entries,
+    host_entries,
+)
 from rljob_memory.evidence import CollectedEvidence, Unreadable, read_evidence
 from rljob_memory.programs import PROGRAMS
 from rljob_memory.sizes import human_bytes
 
-_SURE = 0.75
-_LIKELY = 0.5
+_SURE = 0.5
+_LIKELY = 0.4
 _INDENT = (0, 0, 0, 2)
+_WIDTH_OF_A_FILE = 1_000
+"""Lines are not wrapped in a file or a pipe, where an option's name would be cut."""
+_NOT_SHOWN = frozenset({"gpu", "failures", "other_processes_bytes", "private_pool_bytes", "process_bytes"})
+"""Numbers that the sentence has if they matter."""
 _OF_MEMORY = {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
 
 FAILURE_FOUND = 1
@@ -33,8 +46,8 @@ FAILURE_FOUND = 1
 def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False, exit_code: bool = False) -> int:
     """Print the diagnosis of the files and directories, or that they contain no out-of-memory failure.
 
-    `explain`: print also the rules that fired and the ledgers. `exit_code`: return 1 if a failure was found. Otherwise
-    0; 2 if a path cannot be read, with the reason on the standard error.
+    `explain`: print also the causes with their excess and the balances. `exit_code`: return 1 if a failure was found.
+    Otherwise 0; 2 if a path cannot be read, with the reason on the standard error.
     """
     try:
         evidence = read_evidence(*paths)
@@ -49,11 +62,13 @@ def run_diagnose(paths: Sequence[Path], *, as_json: bool, explain: bool = False,
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = _WIDTH_OF_A_FILE
         _print_report(console, ", ".join(map(str, paths)), evidence, diagnoses)
         for reason in filter(None, map(_other_reason, paths)):
             console.print(escape(reason), soft_wrap=not console.is_terminal)
-        if explain and (explanation := explain_failure(evidence)):
-            _print_explanation(console, explanation)
+        if explain and evidence.failure is not None:
+            _print_explanation(console, Balance(evidence.failure, evidence))
     return FAILURE_FOUND if exit_code and diagnoses else ExitCode.COMPLETE
 
 
@@ -70,29 +85,25 @@ def _other_reason(path: Path) -> str | None:
 
 
 def _explanation(evidence: CollectedEvidence) -> dict[str, Any] | None:
-    """JSON values of the rules that fired and of the ledgers; None without a failure."""
-    explanation = explain_failure(evidence)
-    if explanation is None:
+    """JSON values of the causes that fit and of the balances; None without a failure."""
+    if evidence.failure is None:
         return None
+    balance = Balance(evidence.failure, evidence)
     return {
-        "rules": [
-            {
-                "rule": rule.name,
-                "class": str(rule.failure_class),
-                "confidence": rule.confidence,
-                "weighed_confidence": rule.weighed_confidence,
-            }
-            for rule in explanation.rules
+        "causes": [
+            {"class": str(name), "weight": finding.weight.name, "excess_bytes": finding.excess_bytes}
+            for name, finding in found_causes(balance)
         ],
-        "gpu": [asdict(entry) for entry in gpu_entries(explanation.ledger)],
+        "gpu": [asdict(entry) for entry in gpu_entries(balance)],
         "host": [asdict(entry) for entry in host_entries(evidence)],
     }
 
 
-def _print_explanation(console: Console, explanation: Explanation) -> None:
-    failure, evidence = explanation.ledger.failure, explanation.ledger.evidence
+def _print_explanation(console: Console, balance: Balance) -> None:
+    failure, evidence = balance.failure, balance.evidence
     console.print("\n[bold]What the evidence shows[/]\n")
-    facts = [("memory that ran out", str(failure.kind)), ("activity", str(failure.activity or "not shown by a stack"))]
+    activity = failure.activity.meaning if failure.activity else "neither marked nor shown by a stack"
+    facts = [("memory that ran out", failure.kind.meaning), ("activity", activity)]
     facts += [("program", PROGRAMS[key].title) for key in evidence.programs]
     values = evidence.option_values
     whole = [name for name in values if not any(other.endswith(f".{name}") for other in values)]
@@ -102,28 +113,26 @@ def _print_explanation(console: Console, explanation: Explanation) -> None:
     table.add_column(style="dim")
     for name, value in facts:
         table.add_row(escape(name), escape(value))
-    console.print(Padding(table, (0, 0, 1, 2)))
-    _print_rules(console, explanation.rules)
-    _print_ledger(console, "The GPU at that moment", gpu_entries(explanation.ledger))
+    console.print(Padding(table, (0, 0, 1, 2), expand=False))
+    _print_causes(console, found_causes(balance))
+    _print_balance(console, "The GPU at that moment", gpu_entries(balance))
     if host := host_entries(evidence):
-        _print_ledger(console, "The host", host)
+        _print_balance(console, "The host", host)
 
 
-def _print_rules(console: Console, rules: Sequence[FiredRule]) -> None:
-    console.print("[bold]Rules that fired, with their confidence before and after weighing[/]\n")
+def _print_causes(console: Console, causes: Sequence[tuple[FailureClass, Finding]]) -> None:
+    console.print("[bold]Causes that fit, with what is beyond the expected memory[/]\n")
     table = Table.grid(padding=(0, 2))
-    for rule in rules:
-        table.add_row(str(rule.failure_class), f"{rule.confidence:.2f} → {rule.weighed_confidence:.2f}")
-    if rules:
-        console.print(Padding(table, (0, 0, 1, 2)))
-    else:
-        console.print(Padding("None.", (0, 0, 1, 2)))
+    for name, finding in causes:
+        excess = human_bytes(finding.excess_bytes) if finding.excess_bytes else ""
+        table.add_row(str(name), finding.weight.name.lower(), excess)
+    console.print(Padding(table if causes else "None.", (0, 0, 1, 2), expand=False))
 
 
-def _print_ledger(console: Console, title: str, entries: Sequence[LedgerEntry]) -> None:
+def _print_balance(console: Console, title: str, entries: Sequence[BalanceEntry]) -> None:
     console.print(f"[bold]{title}[/]\n")
     if not entries:
-        console.print(Padding("The message has no numbers of the GPU.", _INDENT))
+        console.print(Padding("The message has no numbers of the GPU.", _INDENT, expand=False))
         return
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -133,7 +142,7 @@ def _print_ledger(console: Console, title: str, entries: Sequence[LedgerEntry]) 
         owner = f"  of it: {entry.owner}" if entry.is_part else entry.owner
         owner = f"  expected: {entry.owner}" if entry.is_expected else owner
         table.add_row(owner, human_bytes(entry.size_bytes), f"from {entry.source}")
-    console.print(Padding(table, _INDENT))
+    console.print(Padding(table, _INDENT, expand=False))
 
 
 def _print_report(console: Console, names: str, evidence: CollectedEvidence, diagnoses: list[Diagnosis]) -> None:
@@ -147,7 +156,7 @@ def _print_report(console: Console, names: str, evidence: CollectedEvidence, dia
     console.print(f"[bold]{escape(evidence.failure.source or names)}[/]  [dim]{_messages(evidence)}[/]\n")
     best, *others = diagnoses
     _print_diagnosis(console, best)
-    console.print(Padding(_numbers_table(best.numbers), _INDENT))
+    console.print(Padding(_numbers_table(best.numbers), _INDENT, expand=False))
     if others:
         console.print("\n[dim]Less likely:[/]\n")
     for diagnosis in others:
@@ -157,8 +166,8 @@ def _print_report(console: Console, names: str, evidence: CollectedEvidence, dia
 def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     style = "red" if diagnosis.confidence >= _SURE else "yellow" if diagnosis.confidence >= _LIKELY else "dim"
     console.print(f"[bold {style}]{diagnosis.failure_class}[/]  [dim]confidence {diagnosis.confidence:.2f}[/]")
-    console.print(Padding(escape(diagnosis.message), _INDENT))
-    console.print(Padding(f"[green]→[/] {escape(diagnosis.advice)}", (0, 0, 1, 2)))
+    console.print(Padding(escape(diagnosis.message), _INDENT, expand=False))
+    console.print(Padding(f"[green]→[/] {escape(diagnosis.advice)}", (0, 0, 1, 2), expand=False))
 
 
 def _numbers_table(numbers: Mapping[str, int]) -> Table:
@@ -166,6 +175,8 @@ def _numbers_table(numbers: Mapping[str, int]) -> Table:
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in numbers.items():
+        if name in _NOT_SHOWN:
+            continue
         if name.endswith("_bytes"):
             table.add_row(name.removesuffix("_bytes").replace("_", " "), human_bytes(value))
         else:

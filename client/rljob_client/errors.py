@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 
 from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import MemoryFailure
 from rljob_api.step_report import Evidence
-from rljob_memory.evidence.failure import Failure
 
 
 class RunError(Exception):
@@ -24,8 +24,8 @@ class RunError(Exception):
     actor: str | None = None
     """The process in which it happened, such as policy-1. None: the controller."""
 
-    out_of_memory: Failure | None = None
-    """The failure of memory in that process, from its exception. None if it left no exception."""
+    out_of_memory: MemoryFailure | None = None
+    """The account that the process gives of its failure. None if it could give none."""
 
     raised: str | None = None
     """Type of the ordinary Python exception in that process which this failure reports: the same work would raise it

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_client.kubectl import ClusterError, Kubectl
+from rljob_memory.evidence import KUBELETS_REPORT
 
 _LABELS = (
     "rljob.dev/job-name",
@@ -96,4 +97,4 @@ def _save_end(ended: dict[str, Any], path: Path) -> None:
     if message := ended.get("message"):
         path.with_suffix(path.suffix + ".message").write_text(message, encoding="utf-8")
     end = f"{ended.get('finishedAt', '')} reason: {ended.get('reason', '')}, exit code: {ended.get('exitCode')}\n"
-    path.with_suffix(path.suffix + ".log").write_text(end, encoding="utf-8")
+    path.with_suffix(path.suffix + KUBELETS_REPORT).write_text(end, encoding="utf-8")

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Count, PositiveCount, Seconds, Timestamp
 from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_failure import MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, Phase, PlanChange, Role
@@ -105,6 +106,9 @@ class Evidence(ApiModel):
 
     memory: RankMemory | None = None
     """Memory of the process at the time of the failure."""
+
+    failure: MemoryFailure | None = None
+    """Account of the failure by its process. Absent: the process could give none."""
 
     diagnoses: Annotated[list[DiagnosisStatus], Field(max_length=MAX_DIAGNOSES_KEPT)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}

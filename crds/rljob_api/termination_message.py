@@ -41,7 +41,8 @@ class TerminationMessage(ApiModel):
     """Observations about an out-of-memory failure."""
 
     def to_json(self) -> bytes:
-        """JSON of at most 4,096 bytes. The evidence's message is truncated as needed, then the evidence is omitted."""
+        """JSON of at most 4,096 bytes. The samples in the evidence are omitted as needed, then its message is
+        truncated, then the evidence is omitted."""
         message = self
         while len(encoded := message.model_dump_json(by_alias=True, exclude_none=True).encode()) > (
             MAX_TERMINATION_MESSAGE_BYTES
@@ -52,6 +53,9 @@ class TerminationMessage(ApiModel):
     def _truncated(self, excess_bytes: int) -> TerminationMessage:
         if self.evidence is None:
             return self.model_copy(update={"message": self.message[: len(self.message) // 2]})
+        if self.evidence.failure is not None and self.evidence.failure.samples:
+            failure = self.evidence.failure.model_copy(update={"samples": []})
+            return self.model_copy(update={"evidence": self.evidence.model_copy(update={"failure": failure})})
         text = self.evidence.message
         kept = text[: max(len(text) - excess_bytes, 0)]
         evidence = self.evidence.model_copy(update={"message": kept}) if text else None

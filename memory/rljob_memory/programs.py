@@ -43,8 +43,10 @@ class Effect(StrEnum):
     """Sequences that the engine generates at once."""
     SYNC = "sync"
     """Buffers of the weight sync."""
-    ALLOCATOR = "allocator"
-    """torch's cache and its segments."""
+    CACHE = "cache"
+    """torch's cache: emptied more often."""
+    SEGMENTS = "segments"
+    """torch's segments: expandable ones leave no pieces."""
     LOADER = "loader"
     """Host memory of the data loader."""
 
@@ -67,6 +69,8 @@ class Option:
     """The first version that no longer has it under this name; None if the newest one has it."""
     when: str | None = None
     """A setting with which it counts, `NAME=VALUE`; or `NAME`, if the log has a number above 0 for it."""
+    backend: str | None = None
+    """The backend of the trainer with which it counts: `fsdp` or `megatron`. None: it counts with all."""
 
     @property
     def leaf(self) -> str:
@@ -118,21 +122,26 @@ class Program:
         version: str | None = None,
         values: Mapping[str, str] | None = None,
         names: Collection[str] = (),
+        backend: str = "fsdp",
     ) -> Option | None:
         """The option of that version; of an unknown one, the option whose name the log has, else that of the newest.
 
-        `values`: the settings in the log, by the last part of their names. `names`: all such parts in it.
+        `values`: the settings in the log, by the last part of their names. `names`: all such parts in it. `backend`:
+        that of the trainer. An option that the newest version lacks is the last choice.
         """
         fitting = [
             option
             for option in self.options
-            if option.effect is effect and option.is_of(version) and option.counts_with(values or {})
+            if option.effect is effect
+            and option.is_of(version)
+            and option.counts_with(values or {})
+            and option.backend in (None, backend)
         ]
         if version is None:
             newest = [option for option in fitting if option.before is None]
             shown = [option for option in fitting if option.leaf in names]
             if not any(option in shown for option in newest):
-                fitting = shown or newest
+                fitting = shown or newest or fitting
         return fitting[0] if fitting else None
 
     def older(self, option: Option) -> Option | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import FailureKind
 from rljob_client.errors import RunError
-from rljob_memory.evidence.failure import FailureKind
 
 
 class WorkerLost(RunError):

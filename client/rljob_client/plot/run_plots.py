@@ -10,6 +10,7 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from pydantic import ValidationError
 
+from rljob_api.memory_failure import MemoryFailure
 from rljob_api.plan_change import PlanChange
 from rljob_client.errors import OutputUnavailable
 from rljob_client.plot.learning_plot import draw_learning
@@ -29,7 +30,6 @@ from rljob_client.run_directory.records import (
     plan_change_records,
     step_records,
 )
-from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.recovery import messages
 from rljob_memory.sizes import human_bytes
 
@@ -89,13 +89,13 @@ def _timeline_figure(directory: Path, records: list[LedgerRecord]) -> dict[str, 
     return {"memory_timeline": draw_timeline(timeline, timeline_marks(changes, directory / "oom"), attempts)}
 
 
-def timeline_marks(changes: Sequence[PlanChange], snapshots: Path) -> list[Mark]:
-    """The marks in the order of time. `snapshots`: directory of `OomSnapshot`s; may be missing."""
+def timeline_marks(changes: Sequence[PlanChange], accounts: Path) -> list[Mark]:
+    """The marks in the order of time. `accounts`: directory of `MemoryFailure`s; may be missing."""
     answers = [change.time.timestamp() for change in changes if not change.preventive]
     unanswered = [
-        Mark(snapshot.time, f"out of memory: {human_bytes(snapshot.requested_bytes)} requested", failure=True)
-        for snapshot in _read_snapshots(snapshots)
-        if not any(0 <= answer - snapshot.time <= _ANSWERED_WITHIN_SECONDS for answer in answers)
+        Mark(time, f"out of memory: {human_bytes(account.requested_bytes or 0)} requested", failure=True)
+        for time, account in _read_accounts(accounts)
+        if not any(0 <= answer - time <= _ANSWERED_WITHIN_SECONDS for answer in answers)
     ]
     return sorted([*unanswered, *map(_mark, changes)], key=lambda mark: mark.time)
 
@@ -105,10 +105,13 @@ def _mark(change: PlanChange) -> Mark:
     return Mark(change.time.timestamp(), text, failure=not change.preventive)
 
 
-def _read_snapshots(directory: Path) -> Iterator[OomSnapshot]:
+def _read_accounts(directory: Path) -> Iterator[tuple[float, MemoryFailure]]:
+    """The failures in the directory, each with its time in seconds since the epoch."""
     for path in sorted(directory.glob("*.json")):
         with suppress(OSError, ValidationError):
-            yield OomSnapshot.model_validate_json(path.read_bytes())
+            account = MemoryFailure.model_validate_json(path.read_bytes())
+            if account.time is not None:
+                yield account.time.timestamp(), account
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:

@@ -1,6 +1,6 @@
-"""Account of a failing process, as lines of a log that `rljob diagnose` reads: stack, cache, engine, other processes.
+"""Account of a failing process: request, stack, engine, other processes, samples.
 
-It is made once, after memory ran out, and is bounded.
+The values are JSON of `rljob_api.memory_failure.MemoryFailure`. It is made once, after memory ran out, and is bounded.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from collections import deque
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Callable, Iterable
 
+from rljob_probe import cgroup, samples
 from rljob_probe.circumstances import all_objects
 
 TYPE_CHECKING = False
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     """File, line and function."""
 
 
-_MARK = "rljob-probe: "
-_MOST_STACK_CHARACTERS = 1000
+UNFAMILIAR = "Unfamiliar"
+_MOST_FRAMES, _LONGEST_FRAME = 16, 110
 _MOST_BLOCKS = 50_000
 """A snapshot of more blocks takes too long and too much host memory."""
 _MOST_PROCESSES = 8
@@ -54,35 +53,54 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
     return places[::-1]
 
 
-def account(places: Iterable[Place], torch: Any = None, device: int = 0) -> str:
-    """The lines. `torch`: the module, if a request on `device` failed in its allocator."""
-    parts: list[Callable[[], str]] = [lambda: _stack(places)]
+def account(places: Iterable[Place], torch: Any = None) -> dict[str, Any]:
+    """The account of an error whose words show its kind. `torch`: the module, if a GPU ran out."""
+    parts: dict[str, Callable[[], Any]] = {"stack": lambda: _frames(places), "host": _host, "samples": samples.taken}
+    if samples.activity():
+        parts["activity"] = samples.activity
     if torch is not None:
-        parts += [lambda: _largest_free_block(torch, device), _engine, _other_processes]
-    parts.append(_step_samples)
-    return "\n".join(text for text in map(_attempted, parts) if text)
+        parts.update(engine=_engine, siblings=_other_processes)
+    found = {name: _attempted(part) for name, part in parts.items()}
+    return {"kind": UNFAMILIAR, **{name: value for name, value in found.items() if value or name == "siblings"}}
 
 
-def _attempted(part: Callable[[], str]) -> str:
+def account_of_request(
+    places: Iterable[Place], torch: Any, device: int, requested: int, allowed: int, free: int
+) -> dict[str, Any]:
+    """The account of a request on `device` that failed in torch's allocator. `allowed`: memory of the GPU, or torch's
+    share of it."""
+    stats = torch.cuda.memory_stats(device)
+    allocated, reserved = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
+    total = _attempted(lambda: torch.cuda.get_device_properties(device).total_memory) or allowed
+    memory = {
+        "requestedBytes": requested,
+        "gpu": device,
+        "totalBytes": total,
+        "freeBytes": free,
+        "allocatedBytes": allocated,
+        "cachedBytes": max(reserved - allocated, 0),
+        "allowedBytes": allowed if 0 < allowed < total else None,
+        "largestCachedBlockBytes": _attempted(lambda: _largest_free_block(torch, device, stats)),
+    }
+    known = {name: value for name, value in memory.items() if value is not None}
+    return {**account(places, torch), "kind": "Allocator", "device": known}
+
+
+def _attempted(part: Callable[[], Any]) -> Any:
     try:
         return part()
     except Exception:
-        return ""  # the other parts are worth having
+        return None  # the other parts are worth having
 
 
-def _stack(places: Iterable[Place]) -> str:
-    """The innermost frames that fit, the outermost first, as in a traceback."""
-    lines: list[str] = []
-    room = _MOST_STACK_CHARACTERS
-    for file, number, function in places:
-        if function in _WRAPPERS or _OWN in file:
-            continue
-        text = f'  File "{_short(file)}", line {number}, in {function}'
-        room -= len(text) + 1
-        if room < 0:
-            break
-        lines.append(text)
-    return "\n".join(reversed(lines))
+def _frames(places: Iterable[Place]) -> list[str]:
+    """`file in function` of the innermost frames, the outermost first."""
+    frames = [
+        f"{_short(file)} in {function}"[-_LONGEST_FRAME:]
+        for file, _, function in places
+        if function not in _WRAPPERS and _OWN not in file
+    ]
+    return frames[:_MOST_FRAMES][::-1]
 
 
 def _short(file: str) -> str:
@@ -94,19 +112,23 @@ def _short(file: str) -> str:
     return file[-80:]
 
 
-def _largest_free_block(torch: Any, device: int) -> str:
-    stats = torch.cuda.memory_stats(device)
+def _host() -> dict[str, int]:
+    numbers = {"limitBytes": cgroup.memory_limit_bytes() or 0, "oomKills": cgroup.oom_kills()}
+    return {name: value for name, value in numbers.items() if value}
+
+
+def _largest_free_block(torch: Any, device: int, stats: dict[str, int]) -> int | None:
     if stats.get("active.all.current", _MOST_BLOCKS) >= _MOST_BLOCKS:
-        return ""
+        return None
     segments = [segment for segment in torch.cuda.memory_snapshot() if segment.get("device", 0) == device]
     free = [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
-    return f"{_MARK}largest free block {max(free, default=0)} bytes, {len(segments)} segments"
+    return max(free, default=0)
 
 
-def _engine() -> str:
+def _engine() -> dict[str, Any] | None:
     """KV cache of a vLLM engine in this process, and whether it sleeps."""
     if "vllm" not in sys.modules:
-        return ""
+        return None
     sizes, asleep = {}, False
     for thing in all_objects():
         name = type(thing).__name__
@@ -116,9 +138,7 @@ def _engine() -> str:
                 sizes[storage.data_ptr()] = storage.nbytes()
         elif name.endswith("Executor") and getattr(thing, "is_sleeping", False) is True:
             asleep = True
-    if not sizes:
-        return ""
-    return f"{_MARK}engine in this process: KV cache {sum(sizes.values())} bytes, {'asleep' if asleep else 'awake'}"
+    return {"inProcess": True, "asleep": asleep, "kvCacheBytes": sum(sizes.values())} if sizes else None
 
 
 def _tensors(caches: Any) -> list[Any]:
@@ -127,19 +147,17 @@ def _tensors(caches: Any) -> list[Any]:
     return [caches] if hasattr(caches, "untyped_storage") else []
 
 
-def _other_processes() -> str:
-    """Other processes of the container that have a GPU open: children and siblings, no foreign processes."""
+def _other_processes() -> list[str]:
+    """Names of the other processes of the container that have a GPU open: children and siblings, no foreign ones."""
     names = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and _has_gpu_open(entry):
             try:
                 with open(f"/proc/{entry}/comm", encoding="utf-8", errors="replace") as file:
-                    names.append(file.read().strip().replace(",", " "))
+                    names.append(file.read().strip())
             except OSError:
                 continue  # it has just ended
-    return (
-        f"{_MARK}other processes with a GPU in this container: {', '.join(sorted(names)[:_MOST_PROCESSES]) or 'none'}"
-    )
+    return sorted(names)[:_MOST_PROCESSES]
 
 
 def _has_gpu_open(pid: str) -> bool:
@@ -149,60 +167,3 @@ def _has_gpu_open(pid: str) -> bool:
     except OSError:
         return False  # it has ended, or belongs to another user: not to this job
     return any(target.startswith("/dev/nvidia") and target[len("/dev/nvidia") :].isdigit() for target in targets)
-
-
-# Memory after each optimizer step: the last 64 samples, for the trend before a failure.
-#
-# There is at most one sample in a quarter of a second; docs/benchmarks.md has their cost.
-
-SECONDS_BETWEEN_SAMPLES = 0.25
-_MOST_SAMPLES, _MOST_WRITTEN = 64, 32
-
-_samples: deque[tuple[int, int]] = deque(maxlen=_MOST_SAMPLES)
-"""Bytes in tensors and bytes reserved; the first one is from before the first step."""
-_taken_at = float("-inf")
-
-
-def watch_steps(torch: ModuleType) -> None:
-    """Sample before the first step of any optimizer and after each one. Does nothing if torch has no such hooks."""
-    optimizers = sys.modules.get("torch.optim.optimizer")
-    register_before = getattr(optimizers, "register_optimizer_step_pre_hook", None)
-    register_after = getattr(optimizers, "register_optimizer_step_post_hook", None)
-    if register_before is None or register_after is None:
-        return
-    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling() and not _samples:
-            _sample(torch)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            _sample(torch)
-
-    register_before(before)
-    register_after(after)
-
-
-def _step_samples() -> str:
-    """The samples as a line that `rljob diagnose` reads; empty if there is none. Long series are thinned out."""
-    if not _samples:
-        return ""
-    stride = -(-len(_samples) // _MOST_WRITTEN)
-    latest_last = list(_samples)[::-1][::stride][::-1]
-    gib = float(1 << 30)
-    pairs = " ".join(f"{allocated / gib:.2f}/{reserved / gib:.2f}" for allocated, reserved in latest_last)
-    return f"rljob-probe: allocated/reserved GiB after steps: {pairs}"
-
-
-def _sample(torch: ModuleType) -> None:
-    global _taken_at
-    now = time.monotonic()
-    if _samples and now - _taken_at < SECONDS_BETWEEN_SAMPLES and len(_samples) > 1:
-        return
-    try:
-        stats = torch.cuda.memory_stats()
-        _samples.append((stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]))
-        _taken_at = now
-    except Exception:
-        pass  # the step of the program matters more

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rljob_probe.account import Place
 
 _WHICH_MEMORY = {DEVICE: "GPU memory", HOST: "host memory", SHARED: "shared memory (/dev/shm)"}
-_LONGEST_ERROR, _LONGEST_MESSAGE, _LONGEST_LINE = 1400, 3000, 400
-"""Characters of an error, of an error with the account of its process, and of the line about it."""
+_LONGEST_ERROR, _LONGEST_LINE = 1400, 400
+"""Characters of an error, and of the line about it."""
 
 
 class Explanation(NamedTuple):
@@ -95,7 +95,7 @@ def _of_kills(kills: int) -> Explanation | None:
 def _evidence_at(places: list[Place], torch: Any = None) -> dict[str, Any]:
     """Evidence without a message, of an error in `places`, the innermost first. `torch`: as in `account`."""
     phase = circumstances.phase_of(file for file, _, _ in places)
-    return {**_circumstances(), **({"phase": phase} if phase else {}), "account": account(places, torch)}
+    return {**_circumstances(), **({"phase": phase} if phase else {}), "failure": account(places, torch)}
 
 
 def _circumstances() -> dict[str, Any]:
@@ -112,9 +112,6 @@ def _circumstances() -> dict[str, Any]:
 def explanation_of(exit_code: int, evidence: dict[str, Any]) -> Explanation:
     """Explanation with a message made from the evidence."""
     first_line = evidence["message"].partition("\n")[0][:_LONGEST_LINE]
-    texts = (evidence["message"], evidence.get("account", ""))
-    evidence = {name: value for name, value in evidence.items() if name != "account"}
-    evidence["message"] = "\n".join(text for text in texts if text)[:_LONGEST_MESSAGE]
     failure = f"rank {evidence['rank']} ran out of {_WHICH_MEMORY[exit_code]} in step {evidence['step']}"
     return Explanation(exit_code, f"{failure}: {first_line}", evidence)
 
@@ -139,7 +136,7 @@ def write_message(log: str, exit_code: int, message: str, evidence: dict[str, An
 
 
 def encoded(exit_code: int, message: str, evidence: dict[str, Any]) -> bytes:
-    """JSON of the termination message. The evidence's message is truncated as needed."""
+    """JSON of the termination message. The samples are left out, and the evidence's message is cut, as needed."""
     text = evidence["message"]
     while True:
         document = {"exitCode": exit_code, "message": message, "evidence": {**evidence, "message": text}}
@@ -147,4 +144,7 @@ def encoded(exit_code: int, message: str, evidence: dict[str, Any]) -> bytes:
         excess_bytes = len(content) - MAX_MESSAGE_BYTES
         if excess_bytes <= 0 or not text:
             return content
+        if evidence.get("failure", {}).get("samples"):
+            evidence = {**evidence, "failure": {**evidence["failure"], "samples": []}}
+            continue
         text = text[: max(len(text) - excess_bytes, 0)]

@@ -7,8 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rljob_probe import circumstances, notes
-from rljob_probe.account import account, places_of_frames, watch_steps
+from rljob_probe import circumstances, notes, samples
+from rljob_probe.account import account_of_request, places_of_frames
 from rljob_probe.import_hooks import after_import
 
 
@@ -22,60 +22,51 @@ def observe(torch: ModuleType) -> None:
     if attach is None or when_cuda_is_used is None:
         return
 
-    def on_out_of_memory(device: int, requested: int, total: int, free: int) -> None:
+    def on_out_of_memory(device: int, requested: int, allowed: int, free: int) -> None:
         try:
             caller = sys._getframe().f_back  # None in torch's thread for the backward pass
-            sources = list(circumstances.sources_of_frames(caller))
-            evidence = _evidence(torch.cuda.memory_stats(device), sources, device, requested, total, free)
-            notes.save({**evidence, "account": account(places_of_frames(caller), torch, device)})
+            failure = account_of_request(places_of_frames(caller), torch, device, requested, allowed, free)
+            notes.save(_evidence(failure, list(circumstances.sources_of_frames(caller)), torch))
         except Exception:
             pass  # torch is about to raise its own error
 
     def attach_observer() -> None:
         try:
             attach(on_out_of_memory)
-            watch_steps(torch)
+            samples.watch(torch)
         except Exception:
             pass
 
     when_cuda_is_used(attach_observer)
 
 
-def _evidence(
-    stats: dict[str, int], sources: list[str], device: int, requested: int, total: int, free: int
-) -> dict[str, Any]:
-    """`rljob_api.step_report.Evidence`, with its JSON names. `total`: memory of the GPU, or torch's share of it."""
-    place, phase = circumstances.place(), circumstances.phase_of(sources)
-    allocated, reserved = stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
+def _evidence(failure: dict[str, Any], sources: list[str], torch: Any) -> dict[str, Any]:
+    """`rljob_api.step_report.Evidence`, with its JSON names. `failure`: the account of the request."""
+    place, phase, device = circumstances.place(), circumstances.phase_of(sources), failure["device"]
+    stats = torch.cuda.memory_stats(device["gpu"])
     memory = {
         "role": place["role"],
         "rank": place["rank"],
-        "allocatedBytes": allocated,
-        "reservedBytes": reserved,
+        "allocatedBytes": device["allocatedBytes"],
+        "reservedBytes": device["allocatedBytes"] + device["cachedBytes"],
         "peakAllocatedBytes": stats.get("allocated_bytes.all.peak", 0),
         "peakReservedBytes": stats.get("reserved_bytes.all.peak", 0),
-        "deviceFreeBytes": free,
-        "deviceTotalBytes": total,
+        "deviceFreeBytes": device["freeBytes"],
+        "deviceTotalBytes": device["totalBytes"],
         "peakRssBytes": circumstances.peak_rss_bytes(),
     }
+    message = "CUDA out of memory: {} requested, {} of {} free".format(
+        *(_size(device[name]) for name in ("requestedBytes", "freeBytes", "totalBytes"))
+    )
     return {
         "time": circumstances.timestamp(),
         **place,
         "step": circumstances.current_step(),
         **({"phase": phase} if phase else {}),
-        "message": _message(device, requested, total, free, allocated, reserved),
+        "message": message,
         "memory": memory,
+        "failure": failure,
     }
-
-
-def _message(device: int, requested: int, total: int, free: int, allocated: int, reserved: int) -> str:
-    """Message in the format of torch, so that parsers of torch's messages can read it."""
-    return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {_size(requested)}. "
-        f"GPU {device} has a total capacity of {_size(total)} of which {_size(free)} is free. "
-        f"Of the allocated memory {_size(allocated)} is allocated by PyTorch, "
-        f"and {_size(reserved - allocated)} is reserved by PyTorch but unallocated."
-    )
 
 
 def _size(size_bytes: int) -> str:

@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import median
 
 from rljob_memory.evidence.collected import MemorySeries
-from rljob_memory.evidence.memory_figures import Measure
+from rljob_memory.evidence.figures import Measure
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_memory.trend import Trend, kendall_tau, past_growth, still_grows, theil_sen_slope
@@ -37,6 +37,14 @@ class PastGrowth:
 
     unit: str
     """Work between two values: `micro-batch`, `step`, or `sample` if the log does not name steps."""
+
+    steps: int = 0
+    """Steps between the first and the last value, which need not be consecutive; 0 if they are not named."""
+
+    @property
+    def per_unit_bytes(self) -> int:
+        """Growth for each unit of work, on average."""
+        return self.trend.growth_bytes // self.steps if self.steps else self.trend.mean_growth_bytes
 
 
 def allocated_growth(series: MemorySeries) -> PastGrowth | None:
@@ -140,7 +148,15 @@ def _growth_of_few(series: MemorySeries) -> PastGrowth | None:
     if large_growth(series) is None or len(set(values)) < len(values):
         return None
     trend = Trend(values[0], values[-1], len(values), theil_sen_slope(values), is_firm=False)
-    return PastGrowth(trend, "step")
+    return PastGrowth(trend, *_unit_of(samples))
+
+
+def _unit_of(samples: Sequence[MemorySample]) -> tuple[str, int]:
+    """The unit of work between the samples, and the number of steps from first to last if they name theirs."""
+    first, last = samples[0].step, samples[-1].step
+    if first is None or last is None:
+        return "sample", 0
+    return "step", max(last - first, 0)
 
 
 def _is_of_steps(series: MemorySeries) -> bool:
@@ -163,5 +179,5 @@ def _growth_over_steps(series: MemorySeries, size: Callable[[MemorySample], int 
     for samples in by_phase.values():
         values = [value for sample in samples if (value := size(sample)) is not None]
         if trend := past_growth(values):
-            found.append(PastGrowth(trend, "step" if samples[0].step is not None else "sample"))
+            found.append(PastGrowth(trend, *_unit_of(samples[-trend.values :])))
     return max(found, key=lambda growth: growth.trend.growth_bytes, default=None)

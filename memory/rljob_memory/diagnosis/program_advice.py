@@ -1,4 +1,8 @@
-"""Advice in the terms of the program that ran out of memory: its option, the present value, the value to try."""
+"""Advice in the terms of the program that ran out of memory: its option, the present value, the value to try.
+
+An option is named only if it changes the memory that the class is about, with the program's backend. Without one, the
+general sentence for the class is the better advice.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,37 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rljob_api.memory_failure import Activity, FailureKind
+from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.diagnosis.classes import Diagnosis, FailureClass
-from rljob_memory.diagnosis.ledger import Ledger
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence
-from rljob_memory.evidence.failure import Failure, FailureKind
 from rljob_memory.programs import PROGRAMS, Effect, Option, Program
 from rljob_memory.sizes import human_bytes
 
 _EFFECTS: dict[FailureClass, tuple[Effect, ...]] = {
-    FailureClass.ACTIVATION_SPIKE: (Effect.UPDATE, Effect.ACTIVATIONS, Effect.SLEEP),
+    FailureClass.ACTIVATION_SPIKE: (Effect.UPDATE, Effect.ACTIVATIONS),
     FailureClass.KV_CACHE_OVERSIZED: (Effect.SHARE, Effect.LENGTH, Effect.SEQUENCES),
-    FailureClass.WEIGHT_SYNC_SPIKE: (Effect.SYNC, Effect.SHARE),
+    FailureClass.WEIGHT_SYNC_SPIKE: (Effect.SYNC,),
     FailureClass.OPTIMIZER_STATE: (Effect.OPTIMIZER, Effect.WEIGHTS, Effect.PARAMETERS, Effect.REFERENCE),
-    FailureClass.MODEL_WEIGHTS: (Effect.PARAMETERS, Effect.WEIGHTS, Effect.REFERENCE),
+    FailureClass.MODEL_WEIGHTS: (Effect.PARAMETERS, Effect.REFERENCE),
     FailureClass.ENGINE_NOT_ASLEEP: (Effect.SLEEP, Effect.SHARE),
-    FailureClass.FRAGMENTATION: (Effect.ALLOCATOR,),
-    FailureClass.ALLOCATOR_CACHE: (Effect.ALLOCATOR, Effect.SHARE),
-    FailureClass.HOST_MEMORY: (Effect.LOADER,),
+    FailureClass.FRAGMENTATION: (Effect.SEGMENTS,),
+    FailureClass.ALLOCATOR_CACHE: (Effect.CACHE,),
     FailureClass.SHARED_MEMORY: (Effect.LOADER,),
-    FailureClass.UNKNOWN: (Effect.UPDATE, Effect.SHARE),
 }
 _OF_SAMPLING = (Effect.SEQUENCES, Effect.SHARE)
 _OF_AN_ENGINES_WEIGHTS = (Effect.ENGINE_PARALLEL,)
-_OF_LOGITS = (Effect.LOGITS, Effect.LOGPROBS, Effect.UPDATE)
+_OF_LOGITS = (Effect.LOGITS, Effect.UPDATE, Effect.ACTIVATIONS)
+_OF_AN_ENGINES_PIECES = (
+    "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for this engine, if it uses no sleep mode, or use a newer "
+    "version of it."
+)
+_AFTER_A_LOSS = (
+    "The log does not show the reason: look for the kernel's kill in dmesg, for the exit code in the raylet's log and, "
+    "in a cluster, in kubectl describe pod."
+)
+_ADDS_TO_THE_GENERAL = frozenset({FailureClass.SHARED_MEMORY})
+"""Classes whose general sentence comes first."""
 _TOO_SMALL = ("needed_bytes", "available_bytes")
 _STEP_OF_SHARE = 0.05
 _LEAST_SHARE = 0.05
@@ -38,20 +49,40 @@ _OF_PRESENT_VALUES = (None, "lower", "halve")
 """Changes that depend on the present value."""
 
 
-def with_program_advice(diagnosis: Diagnosis, ledger: Ledger) -> Diagnosis:
+def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
-    sentences = list(_sentences(diagnosis, ledger))
+    if diagnosis.is_of_rljob and not balance.evidence.shows_a_trainer:
+        return diagnosis
+    sentences = list(_special(diagnosis, balance)) or list(_sentences(diagnosis, balance))
+    if sentences and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
+        sentences.insert(0, diagnosis.failure_class.general_advice)
     return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
 
 
-def _sentences(diagnosis: Diagnosis, ledger: Ledger) -> Iterator[str]:
-    evidence = ledger.evidence
-    effects = _effects(diagnosis, ledger.failure)
-    options = [found for effect in effects if (found := _option(effect, evidence))]
+def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+    """Advice that no option of a trainer gives."""
+    failure, evidence = balance.failure, balance.evidence
+    match diagnosis.failure_class:
+        case FailureClass.FRAGMENTATION if failure.in_engine and not evidence.shows_a_trainer:
+            yield _OF_AN_ENGINES_PIECES
+        case FailureClass.HOST_MEMORY if failure.kind is FailureKind.LOST:
+            yield _AFTER_A_LOSS
+        case FailureClass.HOST_MEMORY if evidence.host_owners:
+            owner = max(evidence.host_owners, key=lambda task: evidence.host_owners[task])
+            held = human_bytes(evidence.host_owners[owner])
+            found = _option(Effect.SLEEP, evidence) if owner.endswith(".sleep") else None
+            less = f": leave out {_spelled(found[1], evidence)}, or use fewer engines" if found else ""
+            yield f"The largest users of host memory are {owner} with {held}{less}."
+            yield diagnosis.failure_class.general_advice
+
+
+def _sentences(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+    evidence = balance.evidence
+    options = [found for effect in _effects(diagnosis, balance) if (found := _option(effect, evidence))]
     changes = [
         (program, change)
         for program, option in options
-        if (change := _change(_of_any_version(program, option, evidence), diagnosis, ledger)) is not None
+        if (change := _change(_of_any_version(program, option, evidence), diagnosis, balance)) is not None
     ][:_MOST_OPTIONS]
     for program in dict.fromkeys(program for program, _ in changes):
         version = evidence.versions.get(program.key)
@@ -59,17 +90,21 @@ def _sentences(diagnosis: Diagnosis, ledger: Ledger) -> Iterator[str]:
         yield f"{title}: {'; or '.join(change for owner, change in changes if owner is program)}."
 
 
-def _effects(diagnosis: Diagnosis, failure: Failure) -> tuple[Effect, ...]:
-    """The uses of memory to change, the most useful first; without duplicates."""
+def _effects(diagnosis: Diagnosis, balance: Balance) -> tuple[Effect, ...]:
+    """The uses of memory to change, the most useful first."""
+    failure, evidence = balance.failure, balance.evidence
     effects = _EFFECTS.get(diagnosis.failure_class, ())
-    match diagnosis.failure_class, failure.activity:
-        case FailureClass.ACTIVATION_SPIKE, Activity.LOGITS:
-            effects = (*_OF_LOGITS, *effects)
-        case FailureClass.KV_CACHE_OVERSIZED, Activity.SAMPLING | Activity.LOGITS | Activity.GRAPH_CAPTURE:
-            effects = (*_OF_SAMPLING, *effects)
-        case FailureClass.MODEL_WEIGHTS, _ if failure.in_engine:
+    samples = failure.activity in (Activity.SAMPLING, Activity.LOGITS, Activity.GRAPH_CAPTURE)
+    match diagnosis.failure_class:
+        case FailureClass.ACTIVATION_SPIKE if failure.activity is Activity.LOGITS:
+            effects = _OF_LOGITS
+        case FailureClass.KV_CACHE_OVERSIZED if samples or failure.kind is FailureKind.ENGINE_WARM_UP:
+            effects = _OF_SAMPLING
+        case FailureClass.MODEL_WEIGHTS if failure.in_engine:
             effects = _OF_AN_ENGINES_WEIGHTS
-    return tuple(dict.fromkeys(effects))
+    if not evidence.shows_a_trainer:  # a server never puts its engine to sleep for an update
+        effects = tuple(effect for effect in effects if effect is not Effect.SLEEP)
+    return effects
 
 
 def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Option] | None:
@@ -77,15 +112,22 @@ def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Optio
     shown = [program for key, program in PROGRAMS.items() if key in evidence.programs]
     values, names = evidence.option_values, evidence.option_names
     for program in sorted(shown, key=lambda program: program.engine):
-        if option := program.option(effect, evidence.versions.get(program.key), values, names):
+        version = evidence.versions.get(program.key)
+        if option := program.option(effect, version, values, names, evidence.backend):
             return program, option
     return None
 
 
 def _of_any_version(program: Program, option: Option, evidence: CollectedEvidence) -> Option:
-    """The option, also with what it was in older versions if the log shows neither the version nor the name."""
+    """The option as the log spells it, also with what it was in older versions if the log shows neither the version nor
+    the name."""
+    if program.key in evidence.versions or option.leaf in evidence.option_names:
+        return replace(option, name=_spelled(option, evidence))
     older = program.older(option)
-    if older is None or program.key in evidence.versions or option.leaf in evidence.option_names:
+    if option.before is not None:
+        note = f"before {option.before}"
+        return replace(option, note=f"{note}; {option.note}" if option.note else note)
+    if older is None:
         return option
     if older.name != option.name:
         note = f"{older.name} before {option.since}"
@@ -95,13 +137,20 @@ def _of_any_version(program: Program, option: Option, evidence: CollectedEvidenc
     return option
 
 
-def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
+def _spelled(option: Option, evidence: CollectedEvidence) -> str:
+    """The whole name that the log has for the option, of another version or in a shorter form; else the option's."""
+    spelled = evidence.option_spellings.get(option.leaf, "")
+    of_same_section = spelled.partition(".")[0] == option.full_name.partition(".")[0]
+    return spelled if of_same_section and option.full_name not in evidence.option_values else option.name
+
+
+def _change(option: Option, diagnosis: Diagnosis, balance: Balance) -> str | None:
     """`set NAME: 0.85 → 0.45, which frees about 56 GiB`; None if the option cannot help."""
-    value = option.value(ledger.evidence.option_values)
+    value = option.value(balance.evidence.option_values)
     change: str | None
     match option.change:
         case "lower":
-            too_small = ledger.failure.kind is FailureKind.KV_CACHE_TOO_SMALL
+            too_small = balance.failure.kind is FailureKind.KV_CACHE_TOO_SMALL
             change = _raised(option, value, diagnosis) if too_small else _lowered(option, value, diagnosis)
         case "halve":
             change = _halved(option, value)
@@ -113,22 +162,22 @@ def _change(option: Option, diagnosis: Diagnosis, ledger: Ledger) -> str | None:
             return None
         case wanted:
             change = f"set {option.name}: {f'{value} → ' if value else ''}{wanted}"
-    if change and option.change != "lower" and (freed := _freed_bytes(option, ledger)):
+    if change and option.change != "lower" and (freed := _freed_bytes(option, balance)):
         change = f"{change}, which frees about {human_bytes(freed)}"
     return f"{change}, {option.note}" if change and option.note else change
 
 
-def _freed_bytes(option: Option, ledger: Ledger) -> int:
-    """Effect of an option on the failing process's GPU, as far as the ledger shows what it changes; else 0."""
+def _freed_bytes(option: Option, balance: Balance) -> int:
+    """Effect of an option on the failing process's GPU, as far as the balance shows what it changes; else 0."""
     match option.effect, option.change:
         case Effect.UPDATE, "halve":
-            return ledger.activations_bytes // 2
+            return balance.activations_bytes // 2
         case Effect.SLEEP, _:
-            return ledger.engine_bytes
-        case Effect.OPTIMIZER, _ if ledger.is_full_of_state and ledger.expected:
-            return ledger.expected.optimizer_bytes
-        case Effect.PARAMETERS, _ if ledger.is_full_of_state and ledger.expected:
-            return ledger.expected.weights_bytes
+            return balance.engine_bytes
+        case Effect.OPTIMIZER, _ if balance.is_full_of_state and balance.expected:
+            return balance.expected.optimizer_bytes
+        case Effect.PARAMETERS, _ if balance.is_full_of_state and balance.expected:
+            return balance.expected.weights_bytes
         case _:
             return 0
 
@@ -141,7 +190,8 @@ def _present(option: Option, value: str | None) -> str:
 
 def _halved(option: Option, value: str | None) -> str | None:
     if value is None or not value.isdigit():
-        return f"lower {option.name}{_present(option, value)}"
+        at_its_least = value is None and option.default == "1"
+        return f"lower {option.name}{_present(option, value)}" if not at_its_least or option.note else None
     number = int(value)
     return f"set {option.name}: {number} → {number // 2}" if number > 1 else None
 

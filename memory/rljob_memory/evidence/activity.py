@@ -8,31 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 
-
-class Activity(StrEnum):
-    """An activity, worded to follow `during`."""
-
-    WAKE = "waking the engine up"
-    SLEEP = "putting the engine to sleep"
-    PINNING = "pinning host memory"
-    OPTIMIZER = "the optimizer's step"
-    WEIGHT_SYNC = "the weight sync"
-    GATHERING = "gathering the full parameters"
-    CHECKPOINT = "saving a checkpoint"
-    MODEL_LOAD = "loading the model"
-    KV_CACHE = "allocating the KV cache"
-    ENGINE_PROFILING = "the engine's profiling pass"
-    ENGINE_WARM_UP = "the engine's warm-up"
-    GRAPH_CAPTURE = "capturing CUDA graphs"
-    SAMPLING = "sampling"
-    LOGITS = "computing logits or log-probabilities"
-    BACKWARD = "the backward pass"
-    ENGINE_STEP = "a step of the engine"
-    GENERATION = "generation"
-    COLLECTING = "collecting the results of batches"
-    FORWARD = "the forward pass"
+from rljob_api.memory_failure import Activity
 
 
 def _in(*functions: str) -> str:
@@ -105,7 +82,8 @@ _NAMES: tuple[tuple[Activity, str], ...] = (
         r"|torch/serialization\.py|_init_param_handle|_configure_distributed_model|param_and_grad_buffer\.py"
         r"|nn/modules/module\.py in (?:to|to_empty|cuda|half|_apply|convert)$"
         r"|bitsandbytes/nn/modules\.py in (?:to|cuda)$|nn/modules/\w+\.py in (?:__init__|reset_parameters)$"
-        r"|/(?:models?|layers)/\S{1,80}\.py in (?:__init__|<lambda>)$"
+        r"|/(?:models?|layers|modules?|transformer)/\S{1,80}\.py in (?:__init__|<lambda>)$"
+        r"| in (?:build_module|reset_parameters)$"
         r"|peft/tuners/\S{1,60} in (?:update_layer|__init__)$"
         r"|(?:modeling|pipeline|model)\w*\.py in (?:to|cuda|half|float)$|nn/parallel/distributed\.py in __init__$"
         r"|_ddp_init_helper|_zero_init_param|_post_init_method|\b(?:\w+_)?load_(?:\w+_)?(?:checkpoint|state_dict)\("
@@ -175,11 +153,15 @@ _PROSE = tuple(
             r"(?:weights?|param(?:eter)?s?)\b",
         ),
         (Activity.GATHERING, r"\bstate_dict\(?\)? (?:call|entry)\b"),
-        (Activity.KV_CACHE, r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"),
+        (
+            Activity.KV_CACHE,
+            r"\b(?:allocat|creat|initiali[sz])\w{0,4} (?:\w{1,20} ){0,3}kv[ _-]?cache"
+            r"|(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache",
+        ),
         (
             Activity.MODEL_LOAD,
             r"\bload(?:ing|ed)? (?:\w{1,20} ){0,3}(?:models?|weights?|checkpoints?)\b"
-            r"|\bmodel (?:\w{1,20} ){0,2}alloc\w* failed",
+            r"|\bmodel (?:\w{1,20} ){0,2}alloc\w* fail|alloc_tensor_range|\bShardCannotStart\b|\bmodel failed to load",
         ),
         (Activity.OPTIMIZER, r"\boptimi[sz]er(?:'s)? (?:states?|steps?)\b|\boptimizer\.step\b"),
         (Activity.BACKWARD, r"\bbackward(?: pass| step|\(\)|\b)"),
@@ -190,36 +172,21 @@ _PROSE = tuple(
         ),
         (Activity.GRAPH_CAPTURE, r"\bcaptur\w{0,4} (?:\w{1,20} ){0,3}graphs?\b"),
         (Activity.ENGINE_WARM_UP, r"\binitiali[sz]\w{0,4} (?:the |vLLM )?(?:executor|engine)\b"),
-        (Activity.FORWARD, r"\b(?:during|on|in|at) (?:[\w-]{1,20} ){0,3}prefill\b|\bprefill failed\b"),
+        (
+            Activity.FORWARD,
+            r"\b(?:during|on|in|at) (?:[\w-]{1,20} ){0,3}prefill\b|\bprefill failed\b|failed to allocate compute"
+            r"|failed to (?:create|initialize) (?:the )?context|\bAllocation type: HLO temp\b|\bexecute op failed\b"
+            r"|\b(?:error|fail\w*) (?:during|in) (?:the )?forward (?:propagation|pass)\b",
+        ),
     )
 )
-"""Activities in the words of a message."""
+"""Activities in the words of a message, and of the report that follows it."""
 _CIRCUMSTANCE = re.compile(
     r"(?:out of memory|OOMs?)(?: errors?)?,? (?:when|while|during|on|in|at|after|before|with)\b(.{1,100})",
     re.IGNORECASE,
 )
 _MOST_CHARACTERS = 1_000
 """Of the words before a shortage."""
-_REPORTS = tuple(
-    (activity, re.compile(words, re.IGNORECASE))
-    for activity, words in (
-        (Activity.PINNING, r"\btransport/shm\.cc:\d+ -> \d"),
-        (
-            Activity.FORWARD,
-            r"failed to allocate compute|failed to (?:create|initialize) (?:the )?context"
-            # XLA's list of the largest parts of a program; a framework's name of the pass; Ascend's of an operator
-            r"|\bAllocation type: HLO temp\b|\b(?:error|fail\w*) (?:during|in) (?:the )?forward (?:propagation|pass)\b"
-            r"|\bexecute op failed\b",
-        ),
-        (Activity.BACKWARD, r"\b(?:error|fail\w*) (?:during|in) (?:the )?backward (?:propagation|pass)\b"),
-        (Activity.KV_CACHE, r"(?:fail|unable|not be created).{0,60}\bkv[ _-]?cache"),
-        (
-            Activity.MODEL_LOAD,
-            r"alloc_tensor_range|\bShardCannotStart\b"
-            r"|(?:error|fail\w*|unable).{0,20} load(?:ing)? (?:the )?model\b|\bmodel failed to load",
-        ),
-    )
-)
 _FORWARD = re.compile(
     r"in \w*forward\b|_call_impl|/(?:\w{1,20}_)?moe/\S{1,60}\.py in "
     r"|torch/nn/functional\.py in |attention\w*\.py in |in (?:\w*attention\w*|unshard)$"
@@ -272,66 +239,62 @@ def activity_of_text(text: str) -> Activity | None:
 
 def activity_of_report(text: str) -> Activity | None:
     """The activity in a report that something could not be made, which follows an error without a stack."""
-    if not any(word in text for word in ("Cannot", "ail", "rror", "nable", "not be", "/shm.cc", "HLO temp")):
-        return None
-    return next((activity for activity, pattern in _REPORTS if pattern.search(text)), None)
+    return next((activity for activity, pattern in _PROSE if pattern.search(text)), None)
 
 
 def _activity_of_line(line: str) -> Activity | None:
     return next((activity for activity, pattern in _PATTERNS if pattern.search(line)), None)
 
 
-# Frames of a stack in a log, in the forms of Python, IPython, rich and arrows; calls that Ray or a message names.
+# Frames of a stack in a log, in the forms of Python, IPython, Colab and rich, and lines of code without a frame.
 
-_FILE = r"[~/\w][^\s:\"]{1,400}"
 _FRAME = re.compile(
-    # a traceback of Python, also inside JSON
-    r'File \\?["\'](?P<file>[^"\']{1,400}?)\\?["\'], line \d+, in (?P<name>[\w<>.]{1,100})'
-    # IPython's, of today and of before, and rich's
-    r"|^\s{0,8}File (?P<file2>[^\s:\"]{1,400}):\d+, in (?P<name2>[\w<>.]{1,100})\("
-    r"|^\s{0,8}(?P<file3>[~/][^\s:\"]{1,400}\.py) in (?P<name3>[\w<>.]{1,100})\("
-    # Colab's
-    r"|^\s{0,8}\[(?P<file5>[~/][^\]\s]{1,400}\.py)\]\([^)\s]{1,200}\) in (?P<name5>[\w<>.]{1,100})\("
-    r"|^\W{0,4} (?P<file4>[~/][^\s:\"]{1,400}\.py):\d+ in (?P<name4>[\w<>.]{0,100})"
+    r"(?:File \\?[\"']|^\W{0,8}(?:File )?\[?)(?P<file>[~/<\w\\][^\"'\n\]]{0,400}?)"
+    r"(?:\\?[\"'], line \d+,|:\d+,?|\]\([^)\s]{1,200}\)|(?<=\.py)) in (?P<name>[\w<>.]{1,100})"
 )
-_ARROW = re.compile(r"->|→|=>")
-_BETWEEN_ARROWS = re.compile(rf"^\s*(?P<file>{_FILE}\.py):\d+:? (?:in )?(?P<name>[\w<>.]{{1,100}})(?:\(\))?\s*$")
-_CALL = re.compile(
-    # Ray's name of the task, above the traceback that it returns
-    r"\bray::(?:\w{1,100}\.)?(?P<name>\w{1,100})\(\)"
-    # RLinf: `running RolloutWorker's function sync_weights`; vLLM: `Error executing method 'load_model'`
-    r"|(?:[Ee]rror|[Ee]xception|[Ff]ail).{0,100}\b(?:running|executing|calling) "
-    r"(?:[\w.']{1,80} ){0,2}(?:function|method) [`'\"]?(?P<name2>\w{3,100})"
-    # TensorRT-LLM
-    r"|[Ee]rror executing (?P<name3>\w{3,100}) with args\b"
-)
-
 _CODE = re.compile(
     r"^\W{0,12}(?:return |raise |for |if |with )?[\w.\[\], *'\"]{1,80}(?: ?[-+*/]?= ?\S|\w\()|^\W{0,8}(?:→|->) \w"
 )
 _NUMBERED = re.compile(r"^[│|]?\s*(?:❱|-+>)?\s*\d{1,6}[\s│]+(?=[\w#])")
 """The number before a line of code, in the boxes of rich and in IPython's tracebacks."""
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARNING|ERROR|DEBUG|Error|Warning)\b|^\s*(?:\$|>|export) ")
+_LOADING = re.compile(
+    r"[Ll]oading (?:\w{1,40} ){0,3}shards:.{0,60}?\b\d{1,2}%|Starting to load model|Load weight begin"
+)
+"""Progress of the loading of weights that is not complete: transformers, vLLM, SGLang."""
+LOADED = re.compile(r"shards:.{0,60}?\b100%|[Ll]oading (?:model )?weights took|Model loading took|Load weight end")
+"""Its end."""
+LOADING = "log in load_model"
+"""The frame in whose place a line of that progress stands."""
+_CALL = re.compile(
+    r"\bray::(?:\w{1,100}\.)?(?P<name>\w{1,100})\(\)"
+    r"|(?:[Ee]rror|[Ee]xception|[Ff]ail).{0,100}\b(?:running|executing|calling) "
+    r"(?:[\w.']{1,80} ){0,2}(?:function|method) [`'\"]?(?P<name2>\w{3,100})"
+    r"|[Ee]rror executing (?P<name3>\w{3,100}) with"
+)
+"""Ray's name of the task, above the traceback that it returns; the method that an engine reports as failing."""
 
 
 def frames_of(text: str) -> list[str]:
     """`file in function` of each frame in the line, with the slashes of Unix."""
-    found = [[part for part in match.groups() if part is not None] for match in _FRAME.finditer(text)]
-    if not found and ".py:" in text and _ARROW.search(text):
-        matches = (_BETWEEN_ARROWS.match(part) for part in _ARROW.split(text))
-        found = [[match["file"], match["name"]] for match in matches if match]
-    return [file.replace("\\", "/") + " in " + name.rpartition(".")[2] for file, name in found]
+    if " in " not in text:
+        return []
+    return [
+        f"{match['file']} in {match['name'].rpartition('.')[2]}".replace("\\", "/") for match in _FRAME.finditer(text)
+    ]
+
+
+def call_of(text: str) -> str | None:
+    """The function that the line reports as running, in the form of a frame; None if it names none."""
+    if "oad" in text and _LOADING.search(text):
+        return LOADING
+    if "ray::" not in text and "ing " not in text:
+        return None
+    match = _CALL.search(text)
+    return f"log in {match['name'] or match['name2'] or match['name3']}" if match else None
 
 
 def code_of(lines: Sequence[str]) -> list[str]:
     """The lines that can be code or the name of a function, as posts have them without a frame."""
     plain = [_NUMBERED.sub("", line).strip() for line in lines]
     return [line for line in plain if _CODE.search(line) and not _LOGGED.search(line)]
-
-
-def call_of(text: str) -> str | None:
-    """The function that the line reports as running, in the form of a frame; None if it names none."""
-    if not any(word in text for word in ("ray::", " function ", " method ", " executing ")):
-        return None
-    match = _CALL.search(text)
-    return f"log in {match['name'] or match['name2'] or match['name3']}" if match else None

@@ -7,25 +7,18 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rljob_api.memory_failure import GpuProcess, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.evidence.failure import Failure, FailureKind, GpuProcess
-from rljob_memory.evidence.first_failure import (
-    CLEAN_UP,
-    CRASH,
-    DEVICE_ASSERT,
-    OTHER_KILLER,
-    REFUSED,
-    failure_to_explain,
-    with_snapshot,
-)
+from rljob_memory.evidence.activity import activity_of
+from rljob_memory.evidence.failure import Failure
+from rljob_memory.evidence.figures import Measure
+from rljob_memory.evidence.first_failure import failure_to_explain
 from rljob_memory.evidence.host import merged
-from rljob_memory.evidence.memory_figures import Measure
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
-from rljob_memory.evidence.signatures import is_exit_status
 from rljob_memory.programs import PROGRAMS, Effect
 from rljob_memory.sample import MemorySample
 
-_MOST_FAILURES_KEPT = 512
+_MOST_FAILURES_KEPT = 256
 _MOST_SERIES = 256
 _MOST_SAMPLES = 1_024
 _MOST_SNAPSHOTS = 512
@@ -37,7 +30,6 @@ _TENSORS = Measure.TENSORS, False
 _SHARES = sorted(
     {option.leaf for program in PROGRAMS.values() for option in program.options if option.effect is Effect.SHARE}
 )
-_BY_A_SHELL = re.compile(r"(?:^| )Killed\b(?!.*(?:SIGKILL|exit))")
 _SHARE = re.compile(r"0?\.\d+|1(?:\.0+)?")
 
 
@@ -125,9 +117,6 @@ class CollectedEvidence:
     siblings: tuple[str, ...] | None = None
     """Names of the other processes of its container that use a GPU; None if unknown."""
 
-    reported_growth: str = ""
-    """A sentence beside the log that reports a growth of GPU memory; empty if there is none."""
-
     barrier_on_gpu_0: bool = False
     """True if a rank warned that it uses GPU 0 for a barrier."""
 
@@ -154,6 +143,15 @@ class CollectedEvidence:
     option_values: Mapping[str, str] = field(default_factory=dict)
     """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
 
+    option_spellings: Mapping[str, str] = field(default_factory=dict)
+    """Whole names of options as the log has them, by the last part."""
+
+    backend: str = "fsdp"
+    """Backend of the trainer: `fsdp` or `megatron`."""
+
+    host_owners: Mapping[str, int] = field(default_factory=dict)
+    """Host memory by task in Ray's table of its largest users, in bytes."""
+
     option_names: frozenset[str] = frozenset()
     """Last parts of the names of all options that have a value in the log, also of those with several values."""
 
@@ -164,8 +162,8 @@ class CollectedEvidence:
 
     @property
     def shows_a_trainer(self) -> bool:
-        """True if another trainer wrote the log: its model and its engine are processes of one job."""
-        return any(not PROGRAMS[key].engine for key in self.programs)
+        """True if another trainer with an engine wrote the log: its model and its engine are processes of one job."""
+        return any(not PROGRAMS[key].engine and PROGRAMS[key].option(Effect.SHARE) for key in self.programs)
 
     @property
     def engine_share(self) -> float | None:
@@ -197,8 +195,6 @@ class EvidenceBuilder:
     gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
     gpu_use: list[tuple[int, int]] = field(default_factory=list)
     siblings: tuple[str, ...] | None = None
-    largest_free_block_bytes: int | None = None
-    reported_growth: str = ""
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
@@ -208,18 +204,61 @@ class EvidenceBuilder:
     is_of_rljob: bool = False
     trains: bool = False
     option_values: dict[str, list[str]] = field(default_factory=dict)
+    option_spellings: dict[str, str] = field(default_factory=dict)
+    backend: str = "fsdp"
+    host_owners: Counter[str] = field(default_factory=Counter)
     model: ModelFacts = field(default_factory=ModelFacts)
     names: list[str] = field(default_factory=list)
 
+    @property
+    def is_full(self) -> bool:
+        """True if no more failures are added."""
+        return len(self.failures) >= _MOST_FAILURES_KEPT
+
     def add_failure(self, failure: Failure) -> None:
-        """The first ones are kept: a message after hundreds of others explains nothing."""
         self.failure_count += 1
-        if len(self.failures) < _MOST_FAILURES_KEPT:
+        if not self.is_full:
             self.failures.append(failure)
 
-    def add_snapshot(self, failure: Failure) -> None:
-        """A failure that its process recorded when it happened."""
-        self.snapshots.append(failure)
+    def add_account(self, failure: MemoryFailure, source: str) -> None:
+        """A failure as its process recorded it, with what the process knows around it."""
+        self.snapshots.append(_structured(failure, source))
+        self.add_circumstances(failure)
+
+    def add_report(self, failure: MemoryFailure, source: str) -> None:
+        """A failure that a report contains."""
+        self.add_circumstances(failure)
+        self.add_failure(_structured(failure, source))
+
+    def add_circumstances(self, failure: MemoryFailure) -> None:
+        """The engine, the other processes, host memory and samples in the account of a failing process."""
+        if engine := failure.engine:
+            self.engine = replace(
+                self.engine,
+                seen=True,
+                in_process=engine.in_process,
+                asleep=engine.asleep,
+                kv_cache_bytes=engine.kv_cache_bytes or self.engine.kv_cache_bytes,
+                weights_bytes=engine.weights_bytes or self.engine.weights_bytes,
+            )
+        for key, program in PROGRAMS.items():
+            if key not in self.programs and any(mark in frame for mark in program.recognize for frame in failure.stack):
+                self.programs.append(key)
+        if failure.siblings is not None:
+            self.siblings = tuple(failure.siblings)
+        if host := failure.host:
+            self.add_host(
+                MemorySample(
+                    host_used_bytes=host.used_bytes,
+                    host_limit_bytes=host.limit_bytes,
+                    oom_kills=host.oom_kills,
+                    shared_memory_used_bytes=host.shared_memory_used_bytes,
+                    shared_memory_bytes=host.shared_memory_bytes,
+                )
+            )
+        for step, each in enumerate(failure.samples):
+            held = {"allocated_bytes": each.allocated_bytes, "reserved_bytes": each.reserved_bytes}
+            self.add_sample("the process", MemorySample(step=step, phase="update", **held))
 
     def add_restart(self, time: float) -> None:
         """The job began, or resumed after a failure, at `time` (seconds since the epoch)."""
@@ -289,23 +328,12 @@ class EvidenceBuilder:
         """
         if failure.retried and failure.is_of_the_gpu:
             return True
-        match failure.kind:
-            case FailureKind.LOST:
-                return self.secondary[CRASH] > 0
-            case FailureKind.SHARED_SEGMENT:
-                return self.secondary[REFUSED] > 0
-            case FailureKind.MATH_LIBRARY:
-                return self.secondary[DEVICE_ASSERT] > 0
-            case FailureKind.KILLED if self.secondary[CLEAN_UP] and _BY_A_SHELL.search(failure.text):
-                return True
-            case FailureKind.KILLED:
-                return self.secondary[OTHER_KILLER] > 0 and is_exit_status(failure.text)
-            case _:
-                return False
+        return any(self.secondary[name] for name in failure.unless)
 
-    def build_for(self, failure: Failure, plan: MemoryPlan | None) -> CollectedEvidence:
-        """The evidence of a failure that is known by its exception. `plan`: the one it failed under, if known."""
-        return self._around(with_snapshot(failure, self.snapshots), 1, plan)
+    def build_for(self, account: MemoryFailure, plan: MemoryPlan | None) -> CollectedEvidence:
+        """The evidence of a failure whose process gave its account. `plan`: the one it failed under, if known."""
+        self.add_circumstances(account)
+        return self._around(_structured(account), 1, plan)
 
     def _around(self, failure: Failure | None, failures: int, plan: MemoryPlan | None) -> CollectedEvidence:
         options = {name: values[0] for name, values in self.option_values.items() if len(values) == 1}
@@ -322,7 +350,6 @@ class EvidenceBuilder:
             gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
             gpu_use=tuple(self.gpu_use),
             siblings=self.siblings,
-            reported_growth=self.reported_growth,
             barrier_on_gpu_0=self.barrier_on_gpu_0,
             host=self.host,
             plan=plan,
@@ -332,10 +359,22 @@ class EvidenceBuilder:
             is_of_rljob=self.is_of_rljob,
             trains=self.trains,
             option_values=options,
+            option_spellings=dict(self.option_spellings),
+            backend=self.backend,
+            host_owners=dict(self.host_owners),
             option_names=frozenset(self.option_values),
             model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),
             names=tuple(self.names),
         )
+
+
+def _structured(account: MemoryFailure, source: str = "") -> Failure:
+    if isinstance(account, Failure):
+        return account
+    given = {name: getattr(account, name) for name in MemoryFailure.model_fields}
+    given["activity"] = account.activity or activity_of(account.stack)
+    clock = ("epoch", account.time.timestamp()) if account.time else None
+    return Failure(**given, is_structured=True, clock=clock, source=source)
 
 
 def _samples_before(lives: Sequence[Sequence[MemorySample]], failure: Failure | None) -> tuple[MemorySample, ...]:

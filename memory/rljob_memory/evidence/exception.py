@@ -1,4 +1,4 @@
-"""The failure that an exception reports, from its type, its message and its stack."""
+"""The account of an out-of-memory failure whose process has only the exception: its type, its message and its stack."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from rljob_api.memory_failure import MAX_FAILURE_TEXT_LENGTH, FailureKind, MemoryFailure
 from rljob_memory.evidence.activity import activity_of
-from rljob_memory.evidence.allocator_message import START, parse_allocator_message, parse_request
-from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.first_failure import first_failure
-from rljob_memory.evidence.signatures import CORRUPT_SIZE, match_signature
+from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.torch_message import START, parse_message
 
 _MOST_STACK_LINES = 120
-_LONGEST_TEXT = 1_000
 _LONGEST_CODE = 200
 
 
-def failure_of_exception(error: BaseException) -> Failure | None:
+def account_of(error: BaseException) -> MemoryFailure | None:
     """The first failure of memory among `error` and the exceptions that led to it; None if there is none.
 
     The caller adds role, rank and step.
     """
-    failures = [failure for each in _chain(error) if (failure := _failure(each)) is not None]
-    return first_failure(failures)
+    return next((account for each in _chain(error) if (account := _account(each)) is not None), None)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -36,33 +33,16 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain[::-1]
 
 
-def _failure(error: BaseException) -> Failure | None:
+def _account(error: BaseException) -> MemoryFailure | None:
     message = "".join(traceback.format_exception_only(error)).strip()
-    found = _found(message)
-    if found is None:
-        return None
-    kind, text, sizes = found
-    device = None
-    if kind is FailureKind.ALLOCATOR:
-        device = parse_allocator_message(message) or parse_request(message)
-    return Failure(
-        kind,
-        text=text.strip()[:_LONGEST_TEXT],
-        device=device,
-        sizes=sizes,
-        activity=activity_of(list(_stack_lines(error.__traceback__))[-_MOST_STACK_LINES:]),
-    )
-
-
-def _found(message: str) -> tuple[FailureKind, str, dict[str, int]] | None:
-    """The kind, the line of the message that names it, and the sizes in it."""
+    activity = activity_of(list(_stack_lines(error.__traceback__))[-_MOST_STACK_LINES:])
     for line in message.splitlines():
-        if CORRUPT_SIZE in line:
-            continue
-        if START.search(line):
-            return FailureKind.ALLOCATOR, line, {}
-        if found := match_signature(line):
-            return found[0], line, found[1]
+        match, text = match_signature(line), line.strip()[:MAX_FAILURE_TEXT_LENGTH]
+        if (match is None or match.kind is not None) and START.search(line):
+            device = parse_message([message])  # of a process without an observer, such as an engine's own workers
+            return MemoryFailure(kind=FailureKind.ALLOCATOR, text=text, device=device, activity=activity)
+        if match is not None and match.kind is not None:
+            return MemoryFailure(kind=match.kind, text=text, sizes=dict(match.sizes), activity=activity)
     return None
 
 

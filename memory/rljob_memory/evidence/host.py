@@ -1,23 +1,17 @@
-"""Host memory around a failure: use and limit from copies of cgroup files, /dev/shm from the output of `df`."""
+"""Host memory around a failure: use and limit from copies of cgroup files."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import BinaryIO
 
 from rljob_memory.sample import MemorySample
-from rljob_memory.sizes import KIB, size_bytes
 
 _NEARLY_FULL = 0.95
 _LONGEST_FILE_BYTES = 1 << 14
 _USED_FILES = frozenset({"memory.current", "memory.peak", "memory.usage_in_bytes", "memory.max_usage_in_bytes"})
 _LIMIT_FILES = frozenset({"memory.max", "memory.limit_in_bytes"})
 _NO_LIMIT_BYTES = 1 << 50
-_DF = re.compile(
-    r"^(?:tmpfs|shm|none|/dev/shm)\s+(?P<size>\d{1,15}[KMGT]?)\s+(?P<used>\d{1,15}(?:\.\d)?[KMGT]?)\s+"
-    r"\d{1,15}(?:\.\d)?[KMGT]?\s+\d{1,3}%\s+/dev/shm\s*$"
-)
 
 
 def merged(one: MemorySample, other: MemorySample) -> MemorySample:
@@ -46,18 +40,3 @@ def read_cgroup_file(path: Path, stream: BinaryIO) -> MemorySample | None:
     if path.name in _USED_FILES:
         return MemorySample(host_used_bytes=number)
     return MemorySample(host_limit_bytes=number)
-
-
-def shared_memory_of(line: str) -> MemorySample | None:
-    """The sizes in a line of `df` about /dev/shm, with or without `-h`; None for other lines."""
-    match = _DF.match(line)
-    if match is None:
-        return None
-    return MemorySample(
-        shared_memory_used_bytes=_df_bytes(match["used"]) or 0, shared_memory_bytes=_df_bytes(match["size"]) or 0
-    )
-
-
-def _df_bytes(text: str) -> int | None:
-    """A number without a unit counts KiB; a unit means the binary one."""
-    return int(text) * KIB if text.isdigit() else size_bytes(f"{text}iB")

@@ -1,16 +1,18 @@
-"""Reads a log of any program once, from start to end, in bounded memory: failures and the facts around them."""
+"""Reads a log of any program once, from start to end, in bounded memory: its failures, with the facts around them."""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from typing import BinaryIO
 
-from rljob_memory.evidence import log_facts
+from rljob_memory.evidence import facts, torch_message
 from rljob_memory.evidence.activity import (
-    Activity,
+    LOADED,
+    LOADING,
     activity_of,
     activity_of_report,
     activity_of_text,
@@ -18,48 +20,47 @@ from rljob_memory.evidence.activity import (
     code_of,
     frames_of,
 )
-from rljob_memory.evidence.allocator_message import (
-    HEADLESS_START,
-    LONGEST_MESSAGE_CHARACTERS,
-    REMAINDER,
-    START,
-    parse_broken_message,
-    parse_torn_lines,
-)
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.first_failure import other_reason, secondary_name
-from rljob_memory.evidence.log_facts import note_programs
-from rljob_memory.evidence.log_lines import MOST_MESSAGE_LINES, LogLine, Progress, marked_time, telling_lines
-from rljob_memory.evidence.mentions import reported_growth, reported_shortage
-from rljob_memory.evidence.signatures import COMPILED, CORRUPT_SIZE, match_signature
-from rljob_memory.evidence.unfamiliar import is_advice, is_no_shortage, is_unfamiliar_failure
+from rljob_memory.evidence.lines import LogLine, marked_time, parse_line, raw_lines
+from rljob_memory.evidence.shortage import is_advice, is_of_the_gpu, may_report, reported_shortage
+from rljob_memory.evidence.signatures import NO_SHORTAGE, Match, match_signature, words
 
 _MOST_WRITERS = 256
-_LONGEST_TRACEBACK = 120
+_MOST_STACK_LINES = 120
 _LONGEST_TEXT = 1_000
+_MOST_MESSAGE_LINES = 16
+"""A terminal of 80 columns breaks torch's message into nine, a narrow page into more."""
+_FOLLOWING_LINES = 4
+"""Read after a telling line: the code of a frame, the rest of a message, a report of the failed work."""
+_HEAD_LINES = 3
+"""The first words of a message and its numbers are nearer, if a line end has torn them apart."""
+_HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
 _RETRY_LINES = 6
 """A program reports so soon after a failed request that it tries again with less."""
 _REPORT_LINES = 12
 """A program reports so soon after a failed request what it needed the memory for."""
-_COMPILERS_REPORT_LINES = 60
-"""XLA lists the parts of the program below its sums."""
-_HEAD_LINES = 2
-"""A message's first words and its numbers are so near, if a line end has torn them apart."""
-_HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
 _NEAR_LINES = 1_000
 """A traceback that ended so much earlier belongs to another failure, which the program survived."""
+_CODE_LINES = 3
+"""Lines above an error that are looked at if a post has the failing code, but no frame."""
+_MESSAGE_WORDS = ("tried to alloc", "by pytorch", "total capa", "already allocated", "avoid fragmentation")
+_EXHAUSTION_WORDS = (
+    *("out of ", "out-of-", "outof", "oom", "vram", "heap", "arena", "exhaust", "insufficient"),
+    *("failed to alloc", "存", "メモリ", "메모리", "памяти"),
+)
+_OF_FACTS = 1
+_MOST_FACTS, _STRIDE = 4_000, 17
+"""Of later lines that have only facts, such as figures of memory, one in so many is read. The number is prime, so that
+processes that write in turn all have their turn."""
+_FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rljob ", "shards:", "cell in")
 
-_OF_THE_GPU = frozenset({FailureKind.ALLOCATOR, FailureKind.DRIVER})
 _RETRY = re.compile(
-    r"\b(?:retrying (?:with|without|at|using|on)|falling back (?:to|on)|attempting to recover"
+    r"\b(?:retrying (?:with|without|at|using|on)|cache and retrying|falling back (?:to|on)|attempting to recover"
     r"|(?:skip(?:ping|ped)?|dropp(?:ing|ed)) (?:this |the |that )?(?:\w+ )?"
     r"(?:batch|sample|step|example|micro-?batch))\b",
     re.IGNORECASE,
 )
-_FAILING_LINE = re.compile(r"^-+> ?\d+ ")
-"""IPython's mark of the line that failed, among the lines around it."""
-_RAISE = re.compile(r"^raise \w")
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
 _ENGINE_WRITER = re.compile(
     r"EngineCore|LLMRayActor|RolloutRayActor|VllmWorker|AsyncVLLM|vLLMHttpServer|VllmGeneration|VLLMServer|SGLangEngine"
@@ -69,13 +70,17 @@ _ENGINE_CODE = re.compile(
     r"-packages/vllm/|/vllm/(?:v1|worker|engine|executor|model_executor)/|/sglang/srt/"
     r"|/(?:text_generation_server|lorax_server|tensorrt_llm|lmdeploy)/"
 )
-_GPU_CODE = re.compile(r"[/\\](?:torch|vllm|sglang|deepspeed|accelerate|megatron|bitsandbytes|fairscale)[/\\]")
 _ENGINE_LINE = re.compile(
     r"\b(?:text_generation|lorax)(?:_(?:client|server|launcher|router)\b|\.errors\.)|\[TensorRT-LLM\]|\[TRT-LLM\]|/tensorrt_llm/"
     r"|\[TM\]\[|/turbomind/|\bggml_\w+:|\bllama_(?:model|kv|new|init|context|decode)\w*: |\bgraph_reserve: "
     r"|Unable to warmup model"
 )
 """Lines of TGI, LoRAX, TensorRT-LLM, LMDeploy and llama.cpp."""
+_BROKEN = re.compile(rb"^.{30,400}[^\s.:;!?}\]>]\s{0,2}$")
+"""A line that may have been broken by its length: long, and without the end of a sentence."""
+_GPU_CODE = re.compile(r"[/\\](?:torch|vllm|sglang|deepspeed|accelerate|megatron|bitsandbytes|fairscale)[/\\]")
+_FAILING_LINE = re.compile(r"^-+> ?\d+ ")
+"""IPython's mark of the line that failed, among the lines around it."""
 _SHARES = re.compile(
     r"multiprocessing/(?:shared_memory|reductions|heap|synchronize)\.py|storage\.py in _(?:share|new)_"
     r"|multiprocessing/context\.py in (?:R?Lock|Condition|Event|Barrier|(?:Bounded)?Semaphore)$"
@@ -83,27 +88,28 @@ _SHARES = re.compile(
 )
 """Frames of code that writes to /dev/shm, where semaphores are files too."""
 _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
+_STEP_DONE = re.compile(
+    r"\bstep:(\d{1,9}) - \w|\{'loss': |(?:^|\r)\s{0,4}\d{1,3}%\|[^|\r]{0,200}\| {0,9}(\d{1,9})/\d{1,9} \["
+)
+"""The line of metrics that ends a step, of verl and of transformers' trainers; tqdm's bar without a title."""
 
 
 @dataclass(slots=True)
 class _Writer:
-    """The latest lines of one process: its traceback, and a message that is not yet complete."""
+    """The latest lines of one process: its traceback, and a message of torch that is not yet complete."""
 
-    traceback: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
-    traceback_line: int = 0
-    traceback_is_cut: bool = False
-    """No error has been seen below the frames: posts often end within a traceback."""
-    calls: deque[str] = field(default_factory=lambda: deque(maxlen=_LONGEST_TRACEBACK))
-    """Functions that its lines report as failing, in the form of frames."""
+    stack: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_STACK_LINES))
+    stack_line: int = 0
     expects_code: bool = False
+    has_error: bool = False
+    """The error below the stack has been seen: the stack explains no other one."""
     clock: tuple[str, float] | None = None
     step: int | None = None
-    unexplained: int | None = None
-    """Place among all failures of the latest one, if no traceback was above it: some programs print it below."""
-    unexplained_line: int = 0
-    open_message: list[str] = field(default_factory=list)
-    open_line: int = 0
+    message: list[str] = field(default_factory=list)
     open_failure: Failure | None = None
+    unexplained: int | None = None
+    """Place among all failures of the latest one without an activity: some programs print its stack below."""
+    unexplained_line: int = 0
 
 
 class LogReader:
@@ -111,159 +117,185 @@ class LogReader:
 
     def __init__(self, builder: EvidenceBuilder, source: str = "") -> None:
         """`source`: the file's name, for people."""
-        self._builder = builder
-        self._source = source
+        self._builder, self._source = builder, source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
-        self._opened = _Writer()
-        self._steps_shown: int | None = None
-        self._steps_counted: int | None = None
-        self._marked: tuple[str, float] | None = None
-        self._loading_line: int | None = None
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RETRY_LINES)
+        """Line and place of the latest failures."""
         self._retried: set[int] = set()
         self._retry_line = self._last_line = 0
-        self._message_line = -MOST_MESSAGE_LINES
-        self._mentioned: Failure | None = None
+        self._near_a_failure = False
+        """The line or the one above it has a word of a failure."""
+        self._message_line = -_MOST_MESSAGE_LINES
+        self._steps_done: int | None = None
+        self._marked: tuple[str, float] | None = None
+        self._stacks: list[tuple[str, ...]] = []
+        """Stacks whose own message is missing."""
+        self._raised: deque[tuple[_Writer, LogLine]] = deque(maxlen=_CODE_LINES)
+        """Code of the latest `raise` lines. A quotation may end with it, before the message."""
+        self._opened = _Writer()
+        """That of the latest message: a line that was broken by its length has lost its writer's prefix."""
 
     def read(self, stream: BinaryIO) -> None:
-        for line in telling_lines(stream):
-            self.read_line(line)
+        for line in self._telling_lines(stream):
+            self._read_line(line)
+            if self._builder.is_full:
+                break  # a message after hundreds of others explains nothing
         for writer in self._writers.values():
             self._close_message(writer)
             self._explain(writer)
-        self._mark_retried()
-        self._add_raise_without_its_message()
-        self._add_mention()
-        self._explain_by_a_cut_traceback()
+            self._keep_cut_stack(writer)
+        if not any(failure.source == self._source for failure in self._builder.failures):
+            for writer, line in self._raised:
+                self._look_for_failure(writer, line)
+        if self._last_line > self._retry_line:  # the program went on
+            self._replace(self._retried, retried=True)
+        self._explain_by_other_stacks()
 
-    def read_line(self, line: LogLine) -> None:
-        if line.progress:
-            self._note_progress(line.progress)
-            if not line.text:
-                return
+    def _telling_lines(self, stream: BinaryIO) -> Iterator[LogLine]:
+        """The lines with a word that can matter, and a few after each."""
+        following, above = 0, deque[bytes](maxlen=_CODE_LINES)
+        facts_seen, before = 0, None
+        for number, (raw, group) in enumerate(raw_lines(stream, *_words()), 1):
+            is_telling = group is not None
+            self._near_a_failure, before = group == 0 or before == 0, group
+            if group == _OF_FACTS:
+                facts_seen += 1
+                is_telling = facts_seen <= _MOST_FACTS or facts_seen % _STRIDE == 0 or may_report(raw)
+            if is_telling:
+                following = _FOLLOWING_LINES
+            elif b"%|" in raw or b"{'loss'" in raw:
+                self._note_progress(raw.decode("utf-8", "replace"))
+                continue  # also between the parts of a message
+            if is_telling or following > 0:
+                yield parse_line(raw, number, above)
+            if not is_telling:
+                following = max(following - 1, 0)
+            above.append(raw)
+
+    def _read_line(self, line: LogLine) -> None:
+        text, writer = line.text, self._writer(line.writer)
         self._last_line = line.number
-        retries = _RETRY.search(line.text) is not None
-        if retries:
-            self._note_retry(line.number)
-        self._read_text(line)
-        if retries:  # also what failed in the same line
-            self._note_retry(line.number)
-
-    def _read_text(self, line: LogLine) -> None:
-        writer = self._writer(line.writer)
-        log_facts.note_engine_seen(self._builder, line)
-        if not self._builder.reported_growth:
-            self._builder.reported_growth = reported_growth(line.text) or ""
-        note_programs(self._builder, line)
+        self._note_progress(text)
+        self._note_retry(line)
         writer.clock = line.clock or writer.clock
-        if (time := marked_time(line.text)) is not None:
+        if (time := marked_time(text)) is not None:
             self._marked = "epoch", time
-        if (loading := log_facts.loads_weights(line.text)) is not None:
-            self._loading_line = line.number if loading else None
-        if found := _STEP.search(line.text):
+        if "step" in line.lower and (found := _STEP.search(text)):
             writer.step = int(found[1])
-        # A line that was broken by its length has lost its writer's prefix.
         continued = writer if line.writer else self._opened
-        continued_message = continued.open_failure is not None
-        if continued_message:
-            self._continue_message(continued, line.text)
-        in_traceback = self._follow_traceback(writer, line.number, line.text)
-        begins = _begins_message(line.text) or (not continued_message and self._begins_headless(line))
-        if begins and CORRUPT_SIZE not in line.text and not is_no_shortage(line.text):
-            self._close_message(writer)
-            self._open_message(writer, line)
-        elif not in_traceback and not log_facts.note(self._builder, line):
-            self._look_for_failure(writer, line, continued_message)
-
-    def _begins_headless(self, line: LogLine) -> bool:
-        """True if the line has a message without its first words, or what is left of one, and none was just above."""
-        if HEADLESS_START.search(line.text):
-            return True
-        return line.number > self._message_line + MOST_MESSAGE_LINES and bool(REMAINDER.search(line.text))
-
-    def _note_progress(self, progress: Progress) -> None:
-        self._loading_line = None
-        if progress.steps_done is None:
-            self._steps_counted = (self._steps_counted or 0) + 1
-        else:
-            self._steps_shown = progress.steps_done
+        is_a_part = continued.open_failure is not None and torch_message.is_a_part(text)
+        if continued.open_failure is not None:
+            self._continue_message(continued, text)
+        if not is_a_part:
+            facts.note(self._builder, line)
+        if not self._follow_stack(writer, line) and not is_a_part:
+            self._look_for_failure(writer, line)
+        self._note_retry(line)  # also what failed in the same line
 
     def _writer(self, name: str) -> _Writer:
-        writer = self._writers.get(name)
-        if writer is None:
-            writer = self._writers[name] = _Writer()
-            if len(self._writers) > _MOST_WRITERS:
-                _, oldest = self._writers.popitem(last=False)
-                self._close_message(oldest)
+        writer = self._writers.setdefault(name, _Writer())
         self._writers.move_to_end(name)
+        if len(self._writers) > _MOST_WRITERS:
+            self._close_message(self._writers.popitem(last=False)[1])
         return writer
 
-    def _follow_traceback(self, writer: _Writer, number: int, text: str) -> bool:
+    def _note_progress(self, text: str) -> None:
+        if "%|" in text or "'loss'" in text or "step:" in text:
+            found = list(_STEP_DONE.finditer(text))
+            if found:
+                shown = found[-1][1] or found[-1][2]
+                self._steps_done = int(shown) if shown else (self._steps_done or 0) + 1
+                for writer in self._writers.values():
+                    if LOADING in writer.stack:
+                        writer.stack.clear()
+
+    def _follow_stack(self, writer: _Writer, line: LogLine) -> bool:
         """True if the line belongs to a traceback."""
-        if "Traceback (most recent call last)" in text:
-            writer.unexplained = None
-        if "Traceback (most recent call last)" in text or number > writer.traceback_line + _NEAR_LINES:
-            writer.traceback.clear()
-        if writer.expects_code and not text.strip():
-            return True
-        frames = frames_of(text)
-        if frames:
-            writer.traceback.extend(frames)
-            writer.expects_code, writer.traceback_line, writer.traceback_is_cut = True, number, True
-            # A program that logs JSON, or one line an error, has the message in the line of the frames.
-            return "emory" not in text
-        if writer.traceback and _FAILING_LINE.match(text):
-            writer.traceback.append(text.strip()[:200])
-            writer.expects_code, writer.traceback_line = False, number
-            return True
-        if call := call_of(text):
-            writer.traceback.append(call)
-            writer.calls.append(call)
-            writer.traceback_line = number
-        if text[:1].strip():
-            writer.traceback_is_cut = False
-        if writer.expects_code:
+        text, stack = line.text, writer.stack
+        is_new = "Traceback (most recent call last)" in text
+        if is_new:
+            writer.unexplained = None  # the stack of another error
+        if is_new or line.number > writer.stack_line + _NEAR_LINES:
+            self._keep_cut_stack(writer)
+            stack.clear()
             writer.expects_code = False
-            writer.traceback.append(text.strip()[:200])
-            # The code of a `raise` contains the message that follows.
-            return text.startswith(("  ", "\t")) and not _NAMED_ERROR.match(text)
+        if frames := frames_of(text):
+            stack.extend(frames)
+            writer.expects_code, writer.stack_line, writer.has_error = True, line.number, False
+            return "emory" not in text  # a program that logs JSON has the message in the line of the frames
+        if stack and _FAILING_LINE.match(text):
+            stack.append(text.strip()[:200])
+            return True
+        if stack and stack[-1] == LOADING and LOADED.search(text):
+            stack.pop()
+        if call := call_of(text):
+            stack.append(call)
+            writer.stack_line, writer.has_error = line.number, False
+            return False
+        if writer.expects_code and text.strip():
+            writer.expects_code = False
+            if not _NAMED_ERROR.match(text):
+                stack.append(text.strip()[:200])
+                if text.lstrip().startswith("raise "):
+                    self._raised.append((writer, line))
+                return text[:1].isspace()
+        if text[:1].strip():
+            writer.has_error = True
         return False
 
-    def _look_for_failure(self, writer: _Writer, line: LogLine, of_a_message: bool) -> None:
-        """`of_a_message`: the line continues a message of torch's allocator, whose reader puts it together."""
-        if reason := other_reason(line.text):
-            self._builder.secondary[reason] += 1
-        self._explain_by_report(writer, line)
-        if is_no_shortage(line.text):
-            return
-        found = match_signature(line.text) or (None if of_a_message else _match_across(line))
-        if CORRUPT_SIZE not in line.text and found:
-            kind, sizes = found
-            if any(is_no_shortage(text) or CORRUPT_SIZE in text for text, _ in line.in_one_piece()):
-                return
-            self._add(writer, replace(self._failure(writer, line, kind), sizes=sizes), line.number)
-        elif "No space left on device" in line.text and any(_SHARES.search(frame) for frame in writer.traceback):
-            self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
-        elif name := secondary_name(line.text):
-            self._builder.secondary[name] += 1
-        elif line.is_routine or _RAISE.match(line.text.strip()):
-            return  # Words that no rule knows count neither in a report of success nor in code.
-        elif CORRUPT_SIZE not in line.text and is_unfamiliar_failure(line.text):
-            self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
-        elif self._mentioned is None and (sentence := reported_shortage(line.text)):
-            self._mentioned = self._failure(writer, replace(line, text=sentence), FailureKind.UNFAMILIAR)
+    def _keep_cut_stack(self, writer: _Writer) -> None:
+        if writer.stack and not writer.has_error and len(self._stacks) < _MOST_WRITERS:
+            self._stacks.append(tuple(writer.stack))
 
-    def _explain_by_report(self, writer: _Writer, line: LogLine) -> None:
-        """Give the failure just above an activity, if the line reports what could not be made for lack of memory."""
-        failures, place = self._builder.failures, writer.unexplained
-        if place is None or place >= len(failures):
+    def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
+        text = line.text
+        match = match_signature(text) or (_match_across(line) if self._near_a_failure else None)
+        if match and match.signature.kind == NO_SHORTAGE:
             return
-        lines = _COMPILERS_REPORT_LINES if COMPILED.search(failures[place].text) else _REPORT_LINES
-        if line.number > writer.unexplained_line + lines:
+        if self._begins_message(line):
+            self._open_message(writer, line)
+        elif match and match.kind is None:
+            self._builder.secondary[match.signature.name] += 1
+        elif self._explain_by_report(writer, line):
             return
-        if activity := activity_of_report(line.text):
-            failures[place] = replace(failures[place], activity=activity)
-            writer.unexplained = None
+        elif match and match.kind:
+            failure = self._failure(writer, line, match.kind)
+            failure = failure.changed(sizes=dict(match.sizes), unless=match.signature.unless)
+            of_torch = True if match.kind is FailureKind.UNFAMILIAR else None
+            self._add(writer, failure.changed(of_the_gpu=of_torch), line.number)
+        elif "No space left on device" in text and any(_SHARES.search(frame) for frame in writer.stack):
+            self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
+        elif not line.is_routine and (sentence := reported_shortage(text)):
+            failure = self._failure(writer, line, FailureKind.UNFAMILIAR)
+            self._add(writer, failure.changed(text=sentence, of_the_gpu=is_of_the_gpu(text)), line.number)
+
+    def _begins_message(self, line: LogLine) -> bool:
+        """True if the line has the first words of torch's message, or what is left of one, and none was just above."""
+        text = line.text
+        if "alloc" not in line.lower and "of memory" not in line.lower and "fragmentation" not in line.lower:
+            return False
+        if torch_message.START.search(text):
+            return torch_message.UNMISTAKABLE.search(text) is not None or not is_advice(text)
+        is_far = line.number > self._message_line + _MOST_MESSAGE_LINES
+        return is_far and torch_message.REMAINDER.search(text) is not None
+
+    # Failures, with the activity of the stack above, of the message itself, or of the stack below.
+
+    def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
+        is_engine = line.is_engines_error or _ENGINE_WRITER.search(line.writer) or _ENGINE_LINE.search(line.text)
+        return Failure(
+            kind=kind,
+            text=line.text.strip()[:_LONGEST_TEXT],
+            activity=activity_of(tuple(writer.stack))
+            or activity_of_text(line.text)
+            or activity_of(code_of(line.above)),
+            role="rollout" if is_engine or _runs_an_engine(writer.stack) else None,
+            rank=line.rank,
+            step=writer.step,
+            steps_done=self._steps_done,
+            clock=self._marked or writer.clock,
+            source=self._source,
+        )
 
     def _add(self, writer: _Writer, failure: Failure, number: int) -> None:
         self._explain(writer)
@@ -271,161 +303,124 @@ class LogReader:
         writer.unexplained = len(self._builder.failures) if failure.activity is None else None
         self._recent.append((number, len(self._builder.failures)))
         self._builder.add_failure(failure)
-        writer.traceback.clear()
+        writer.stack.clear()
 
     def _explain(self, writer: _Writer) -> None:
-        """Give a failure without an activity that of the traceback below it, which belongs to no other message."""
+        """Give a failure without an activity that of the stack below it."""
         place, writer.unexplained = writer.unexplained, None
-        failures = self._builder.failures
-        if place is not None and place < len(failures) and writer.traceback:
-            engine = any(_ENGINE_CODE.search(frame) for frame in writer.traceback)
-            failures[place] = replace(
-                failures[place],
-                activity=activity_of(tuple(writer.traceback)),
-                role=failures[place].role or ("rollout" if engine else None),
-            )
+        if place is not None and writer.stack:
+            self._replace([place], **_place_of(tuple(writer.stack)))
 
-    def _note_retry(self, number: int) -> None:
-        """The program retries what failed just above."""
+    def _explain_by_report(self, writer: _Writer, line: LogLine) -> bool:
+        """True if the line names the work that lacked memory, just below a failure without an activity."""
+        if writer.unexplained is None or line.number > writer.unexplained_line + _REPORT_LINES:
+            return False
+        activity = activity_of_report(line.text)
+        if activity is not None:
+            self._replace([writer.unexplained], activity=activity)
+            writer.unexplained = None
+        return activity is not None
+
+    def _explain_by_other_stacks(self) -> None:
+        """Give failures without an activity that of a stack whose own message is missing: the ranks of a job do the
+        same work, and their outputs are posted in any order."""
+        stack = next((stack for stack in reversed(self._stacks) if activity_of(stack)), ())
+        if stack:
+            places = [
+                place
+                for place, failure in enumerate(self._builder.failures)
+                if failure.source == self._source
+                and failure.activity is None
+                and (failure.is_of_the_gpu or failure.kind is FailureKind.UNFAMILIAR)
+            ]
+            self._replace(places, **_place_of(stack))
+
+    def _note_retry(self, line: LogLine) -> None:
+        """If the program retries what failed just above, that failure does not count."""
+        failed = {place for number, place in self._recent if number >= line.number - _RETRY_LINES}
+        is_open = any(writer.open_failure for writer in self._writers.values())
+        if not (failed or is_open) or not _RETRY.search(line.text):
+            return
         for writer in self._writers.values():
             self._close_message(writer)
-        self._retried.update(place for failed, place in self._recent if failed >= number - _RETRY_LINES)
-        self._retry_line = number
+        self._retried.update(place for number, place in self._recent if number >= line.number - _RETRY_LINES)
+        self._retry_line = line.number
 
-    def _mark_retried(self) -> None:
-        """Mark the failures after which the program retried, if its log continues. A failed retry is reported."""
+    def _replace(self, places: Iterable[int], **values: object) -> None:
         failures = self._builder.failures
-        for place in self._retried if self._last_line > self._retry_line else ():
+        for place in places:
             if place < len(failures):
-                failures[place] = replace(failures[place], retried=True)
+                known = {name: value for name, value in values.items() if value is not None}
+                for name in ("role", "of_the_gpu"):
+                    if getattr(failures[place], name) is not None:
+                        known.pop(name, None)
+                failures[place] = failures[place].changed(**known)
 
-    def _add_raise_without_its_message(self) -> None:
-        """A post may end within a traceback: then the text in the code of its last `raise` is all that is left."""
-        if any(failure.source == self._source for failure in self._builder.failures):
-            return
-        for name, writer in self._writers.items():
-            code = writer.traceback[-1] if writer.traceback and writer.traceback_is_cut else ""
-            if _RAISE.match(code) and not is_no_shortage(code):
-                line = LogLine(code, name, writer.clock, None, writer.traceback_line)
-                if found := match_signature(code):
-                    self._add(writer, replace(self._failure(writer, line, found[0]), sizes=found[1]), line.number)
-                elif is_unfamiliar_failure(code):
-                    self._add(writer, self._failure(writer, line, FailureKind.UNFAMILIAR), line.number)
-
-    def _add_mention(self) -> None:
-        """A text without a message of any program may still report a shortage, in its title above all."""
-        if self._mentioned and not any(failure.source == self._source for failure in self._builder.failures):
-            self._builder.add_failure(self._mentioned)
-
-    def _explain_by_a_cut_traceback(self) -> None:
-        """Give failures of the GPU without an activity that of a traceback whose own message is missing.
-
-        The ranks of a job do the same work, and their outputs are posted in any order. A stack is more precise than the
-        words of a title.
-        """
-        cut = [tuple(writer.traceback) for writer in self._writers.values() if writer.traceback_is_cut]
-        cut.extend(tuple(writer.calls) for writer in self._writers.values() if writer.calls)
-        stack = next((stack for stack in cut if activity_of(stack)), ())
-        if not stack:
-            return
-        role = "rollout" if any(_ENGINE_CODE.search(frame) for frame in stack) else None
-        in_gpu_code = any(_GPU_CODE.search(frame) for frame in stack)
-        for place, failure in enumerate(self._builder.failures):
-            if failure.source != self._source or (failure.activity is not None and failure is not self._mentioned):
-                continue
-            in_words = failure.kind is FailureKind.UNFAMILIAR
-            if failure.is_of_the_gpu or in_words:
-                self._builder.failures[place] = replace(
-                    failure,
-                    activity=activity_of(stack),
-                    role=failure.role or role,
-                    in_gpu_code=in_words and in_gpu_code,
-                )
-
-    def _activity(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Activity | None:
-        found = activity_of(tuple(writer.traceback)) or activity_of_text(line.text)
-        found = found or next((each for text, _ in line.in_one_piece() if (each := activity_of_text(text))), None)
-        found = found or activity_of(code_of(line.above))
-        if found is None and self._loading_line is not None and kind in _OF_THE_GPU:
-            return Activity.MODEL_LOAD if line.number - self._loading_line <= _NEAR_LINES else None
-        return found
-
-    def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
-        return Failure(
-            kind,
-            text=line.text.strip()[:_LONGEST_TEXT],
-            activity=self._activity(writer, line, kind),
-            role="rollout" if _is_engine(line, writer.traceback) else None,
-            rank=line.rank,
-            step=writer.step,
-            steps_done=self._steps_counted if self._steps_shown is None else self._steps_shown,
-            clock=self._marked or writer.clock,
-            source=self._source,
-        )
+    # torch's message, which can span lines.
 
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
-        failure = self._failure(writer, line, FailureKind.ALLOCATOR)
-        if head := self._taken_back_head(line.number):
-            failure = replace(failure, text=head.text, activity=head.activity or failure.activity)
-        writer.open_failure = failure
-        writer.open_message = [line.text]
-        writer.open_line = self._message_line = line.number
-        writer.traceback.clear()
-        self._opened = writer
-        self._close_if_whole(writer)
-
-    def _taken_back_head(self, number: int) -> Failure | None:
-        """The failure just above, if it is the head of the message that begins in line `number`: its first words."""
-        above, place = self._recent[-1] if self._recent else (-_REPORT_LINES, -1)
+        head, place = self._recent[-1] if self._recent else (-_HEAD_LINES, -1)
         failures = self._builder.failures
-        if number - above > _HEAD_LINES or place != len(failures) - 1:
-            return None
-        if failures[place].kind not in _HEADS or not failures[place].is_of_the_gpu:
-            return None
-        self._recent.pop()
-        self._builder.failure_count -= 1
-        return failures.pop()
+        if line.number - head < _HEAD_LINES and place == len(failures) - 1 and failures[place].kind in _HEADS:
+            failures.pop()  # its first words, which a line end has torn off
+            self._builder.failure_count -= 1
+            self._recent.pop()
+        self._close_message(self._opened)
+        self._opened = writer
+        writer.open_failure, writer.message = self._failure(writer, line, FailureKind.ALLOCATOR), []
+        writer.unexplained_line = self._message_line = line.number
+        writer.stack.clear()
+        self._continue_message(writer, line.text)
 
     def _continue_message(self, writer: _Writer, text: str) -> None:
-        writer.open_message.append(text)
-        self._close_if_whole(writer)
-
-    def _close_if_whole(self, writer: _Writer) -> None:
-        lines = writer.open_message
-        too_long = len(lines) >= MOST_MESSAGE_LINES or sum(map(len, lines)) > LONGEST_MESSAGE_CHARACTERS
-        if too_long or parse_broken_message(lines) is not None:
+        lines = writer.message
+        lines.append(text)
+        too_long = len(lines) >= _MOST_MESSAGE_LINES or sum(map(len, lines)) > torch_message.LONGEST_MESSAGE_CHARACTERS
+        if too_long or torch_message.LAST_WORDS.search("".join(lines)):
             self._close_message(writer)
 
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        device = parse_broken_message(writer.open_message) or parse_torn_lines(writer.open_message)
-        failure, below = replace(writer.open_failure, device=device), tuple(writer.traceback)
-        writer.open_failure, writer.open_message = None, []
-        self._add(writer, failure, writer.open_line)
-        writer.traceback.extend(below)
+        failure, below = (
+            writer.open_failure.changed(device=torch_message.parse_message(writer.message)),
+            tuple(writer.stack),
+        )
+        writer.open_failure, writer.message = None, []
+        self._add(writer, failure, writer.unexplained_line)
+        writer.stack.extend(below)
 
 
-def _begins_message(text: str) -> bool:
-    """True if the text has the first words of a message of torch's allocator, and they are not those of advice."""
-    start = START.search(text)
-    if start is None:
-        return False
-    return bool(REMAINDER.search(text, start.start())) or not is_advice(text[: start.start()])
+def _match_across(line: LogLine) -> Match | None:
+    """The entry that fits a line which a terminal has broken: together with the line above, and with neither alone."""
+    above = line.above[-1].rstrip() if line.raw_above and _BROKEN.search(line.raw_above[-1]) else ""
+    if not above or line.clock or line.text[:1].isspace() or match_signature(above):
+        return None
+    return match_signature(f"{above} {line.text}") or match_signature(above + line.text)
 
 
-def _match_across(line: LogLine) -> tuple[FailureKind, dict[str, int]] | None:
-    """The kind and the sizes of a failure in words that line ends have broken."""
-    for text, across in line.in_one_piece():
-        if found := match_signature(text, across):
-            return found
-        if is_unfamiliar_failure(text, across):
-            return FailureKind.UNFAMILIAR, {}
-    return None
+@cache
+def _words() -> tuple[tuple[bytes, ...], ...]:
+    """In lower case, of failures and of facts. Every line that can matter has one of these."""
+    of_failures = {*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS}
+    return _without_longer(of_failures), _without_longer({*facts.WORDS, "rank", "step"})
 
 
-def _is_engine(line: LogLine, traceback: Iterable[str]) -> bool:
-    """True if the process is an inference engine, or runs the code of one."""
-    if line.is_engines_error or _ENGINE_WRITER.search(line.writer) or _ENGINE_LINE.search(line.text):
-        return True
-    return any(_ENGINE_CODE.search(frame) for frame in traceback)
+def _without_longer(words: Iterable[str]) -> tuple[bytes, ...]:
+    """The words that contain no other; the shorter ones, which more lines have, come first."""
+    shortest = sorted(words, key=len)
+    needed = [word for place, word in enumerate(shortest) if not any(part in word for part in shortest[:place])]
+    return tuple(word.encode() for word in needed)
+
+
+def _place_of(stack: tuple[str, ...]) -> dict[str, object]:
+    """What a stack shows of the failure that belongs to it."""
+    return {
+        "activity": activity_of(stack),
+        "role": "rollout" if _runs_an_engine(stack) else None,
+        "of_the_gpu": True if any(_GPU_CODE.search(frame) for frame in stack) else None,
+    }
+
+
+def _runs_an_engine(stack: Iterable[str]) -> bool:
+    return any(_ENGINE_CODE.search(frame) for frame in stack)

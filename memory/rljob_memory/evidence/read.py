@@ -12,13 +12,12 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
+from rljob_api.memory_failure import FailureKind, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
-from rljob_memory.evidence.failure import Failure, FailureKind
+from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.host import read_cgroup_file
 from rljob_memory.evidence.log_reader import LogReader
-from rljob_memory.evidence.oom_snapshot import OomSnapshot
-from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
 from rljob_memory.sample import MemorySample, finite_seconds
@@ -26,6 +25,7 @@ from rljob_memory.sample import MemorySample, finite_seconds
 _LARGEST_DOCUMENT_BYTES = 4 << 20
 _MEMORY_LOG_BYTES = 4 << 20
 """Of each memory log, its end is read: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000 steps."""
+_LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
@@ -63,15 +63,18 @@ def read_evidence(*paths: Path) -> CollectedEvidence:
     return builder.build()
 
 
-def evidence_around(failure: Failure, directory: Path, plan: MemoryPlan | None) -> CollectedEvidence:
-    """Evidence of a failure known by its exception, with the files in the directory of its run.
+def evidence_of_run(account: MemoryFailure, directory: Path, plan: MemoryPlan | None) -> CollectedEvidence:
+    """Evidence of a failure whose process gave its account, with the memory logs and the ledger of its run.
 
     `plan`: the memory plan that it failed under, if known.
     """
     builder = EvidenceBuilder()
-    with suppress(Unreadable):
-        _read_directory(builder, directory)
-    return builder.build_for(failure, plan)
+    for path in sorted(directory.glob("memory/*.jsonl")):
+        with suppress(Unreadable):
+            _read_file(builder, path, str(path.relative_to(directory)))
+    with suppress(OSError), (directory / "ledger.jsonl").open("rb") as ledger:
+        read_ledger(builder, ledger)
+    return builder.build_for(account, plan)
 
 
 def _read_directory(builder: EvidenceBuilder, directory: Path) -> None:
@@ -142,7 +145,7 @@ def _is_document(builder: EvidenceBuilder, path: Path, name: str) -> bool:
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
     return text.lstrip().startswith("{") and (
-        read_oom_snapshot(builder, text, name) or read_report(builder, text, name)
+        read_memory_failure(builder, text, name) or read_report(builder, text, name)
     )
 
 
@@ -152,7 +155,7 @@ def _add_snapshot(builder: EvidenceBuilder, path: Path, name: str) -> None:
     except UnreadableSnapshot as problem:
         raise Unreadable(str(problem)) from None
     for device in requests:
-        builder.add_failure(Failure(FailureKind.ALLOCATOR, device=device, source=name))
+        builder.add_failure(Failure(kind=FailureKind.ALLOCATOR, device=device, source=name, is_structured=True))
 
 
 # Reads the files of a run's directory: memory logs, ledger, snapshots of failures.
@@ -201,14 +204,14 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
                     builder.add_restart(decided)
 
 
-def read_oom_snapshot(builder: EvidenceBuilder, text: str, source: str) -> bool:
-    """Add an `OomSnapshot` to `builder`; False if `text` is not one."""
+def read_memory_failure(builder: EvidenceBuilder, text: str, source: str) -> bool:
+    """Add a `MemoryFailure` that a process has written to `builder`; False if `text` is not one."""
     try:
-        snapshot = OomSnapshot.model_validate_json(text)
+        failure = MemoryFailure.model_validate_json(text)
     except ValidationError:
         return False
     builder.is_of_rljob = True
-    builder.add_snapshot(snapshot.failure(source))
+    builder.add_account(failure, source)
     return True
 
 
@@ -218,7 +221,8 @@ def _look_for_kills(builder: EvidenceBuilder, before: MemorySample, after: Memor
         return
     builder.add_failure(
         Failure(
-            FailureKind.HOST,
+            kind=FailureKind.HOST,
+            is_structured=True,
             text=f"oom_kill increased from {before.oom_kills} to {after.oom_kills}",
             sizes={"used_bytes": before.host_used_bytes, "limit_bytes": before.host_limit_bytes},
             # It was after this sample, and before the start of the process that replaced the killed one.
@@ -237,7 +241,7 @@ def _add_plan(builder: EvidenceBuilder, value: Mapping[str, Any]) -> None:
 
 
 def _json_lines(stream: BinaryIO) -> Iterator[dict[str, Any]]:
-    while raw := stream.readline(LONGEST_LINE_BYTES):
+    while raw := stream.readline(_LONGEST_LINE_BYTES):
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):

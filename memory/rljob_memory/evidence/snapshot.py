@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rljob_memory.evidence.failure import DeviceMemory
+from rljob_api.memory_failure import DeviceMemory
 from rljob_memory.sizes import human_bytes
 
 PICKLE_START = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -68,7 +68,7 @@ def _device_memory(device: int, event: Mapping[str, Any], segments: list[Mapping
     free_blocks = [_count(block.get("size")) for block in blocks if block.get("state") == "inactive"]
     free = event.get("device_free")
     return DeviceMemory(
-        _count(event.get("size")),
+        requested_bytes=_count(event.get("size")),
         gpu=device,
         # In an oom event the address field holds the device's free memory; later versions name it.
         free_bytes=_count(free if free is not None else event.get("addr")) or None,

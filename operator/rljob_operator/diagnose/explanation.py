@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import FailureKind
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
 from rljob_memory.diagnosis import FailureClass, diagnosed
-from rljob_memory.evidence import FailureKind
-from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.signatures import failure_kind
 from rljob_operator.events import Subject
-from rljob_operator.reconcile.memory_recovery import CLASS_OF_CODE, CONFIDENCE_OF_EXIT_CODE, CONFIDENCE_OF_KERNEL
+from rljob_operator.reconcile.memory_recovery import CLASS_OF_CODE, CONFIDENCE_OF_EXIT_FACTS
 
 _MAX_CONTAINERS = 16
 _MAX_REASON_CHARACTERS = 64
@@ -105,7 +105,6 @@ def _memory_limit_bytes(container: dict[str, Any]) -> int | None:
 # --- The cause ---
 
 
-_CONFIDENCE_OF_KUBELET = 0.95
 _CLASS_OF_EVICTION = {
     FailureKind.HOST: FailureClass.HOST_MEMORY,
     FailureKind.SHARED_MEMORY: FailureClass.SHARED_MEMORY,
@@ -126,13 +125,13 @@ class OutOfMemoryCause:
 def explanation_of(end: ContainerEnd) -> OutOfMemoryCause | None:
     """Return the cause; None if memory did not run out, as far as kubelet and probe report."""
     if end.reason == "OOMKilled":
-        return _cause(end, FailureClass.HOST_MEMORY, CONFIDENCE_OF_KERNEL, _kernel_kill(end.memory_limit_bytes))
+        return _cause(end, FailureClass.HOST_MEMORY, CONFIDENCE_OF_EXIT_FACTS, _kernel_kill(end.memory_limit_bytes))
     if end.reason == _EVICTED:
-        found = match_signature(end.text)
-        class_ = _CLASS_OF_EVICTION.get(found[0]) if found else None
+        kind = failure_kind(end.text)
+        class_ = _CLASS_OF_EVICTION.get(kind) if kind else None
         if class_ is None:
             return None  # for its disk, for example
-        return _cause(end, class_, _CONFIDENCE_OF_KUBELET, f"the kubelet evicted the pod: {end.text}")
+        return _cause(end, class_, CONFIDENCE_OF_EXIT_FACTS, f"the kubelet evicted the pod: {end.text}")
     message = read_termination_message(end.text) if end.text else None
     if message is None or message.exit_code not in CLASS_OF_CODE:
         return None
@@ -142,7 +141,7 @@ def explanation_of(end: ContainerEnd) -> OutOfMemoryCause | None:
         best = diagnosed(message.evidence.model_copy(update={"diagnoses": []})).diagnoses[0]
         if best.class_name != FailureClass.UNKNOWN or class_ is FailureClass.UNKNOWN:
             return _cause(end, FailureClass(best.class_name), best.confidence, best.message)
-    return _cause(end, class_, CONFIDENCE_OF_EXIT_CODE, message.message)
+    return _cause(end, class_, CONFIDENCE_OF_EXIT_FACTS, message.message)
 
 
 def _kernel_kill(memory_limit_bytes: int | None) -> str:

@@ -156,7 +156,7 @@ CLASS_OF_CODE = {
     ExitCode.SHARED_MEMORY_EXHAUSTED: FailureClass.SHARED_MEMORY,
 }
 """Cause of a failure as far as its exit code shows it."""
-CONFIDENCE_OF_KERNEL, CONFIDENCE_OF_EXIT_CODE = 0.98, 0.9
+CONFIDENCE_OF_EXIT_FACTS = 0.95
 _MAX_MESSAGE_CHARACTERS = 2048
 
 
@@ -172,18 +172,18 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, message: str, 
     found = [evidence for evidence in possible if _is_unanswered(evidence, view)]
     class_ = CLASS_OF_CODE.get(ExitCode(end.exit_code), FailureClass.UNKNOWN)
     if not found:
-        evidence = _evidence_of_pod(pod, end, message, class_, CONFIDENCE_OF_EXIT_CODE, view)
+        evidence = _evidence_of_pod(pod, end, message, class_, CONFIDENCE_OF_EXIT_FACTS, view)
         return diagnosed(evidence, _plan_followed(view))
     evidence = diagnosed(max(found, key=lambda one: one.time), _plan_followed(view))
     if class_ is FailureClass.UNKNOWN or any(d.class_name != FailureClass.UNKNOWN for d in evidence.diagnoses):
         return evidence
-    by_code = _diagnosis(class_, CONFIDENCE_OF_EXIT_CODE, evidence.message, pod_of(evidence, pod, view))
+    by_code = _diagnosis(class_, CONFIDENCE_OF_EXIT_FACTS, evidence.message, pod_of(evidence, pod, view))
     return evidence.model_copy(update={"diagnoses": [by_code]})
 
 
 def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
     """Return the evidence of a container that the kernel killed for its memory, and that could not report anything."""
-    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, CONFIDENCE_OF_KERNEL, view)
+    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, CONFIDENCE_OF_EXIT_FACTS, view)
 
 
 def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> ObservedPod:

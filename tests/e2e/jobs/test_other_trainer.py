@@ -115,7 +115,7 @@ def job(program: str) -> Object:
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
-        pytest.param(FILL_MEMORY, "HostMemory (98%): the kernel killed it at its memory limit of 128Mi", id="killed"),
+        pytest.param(FILL_MEMORY, "HostMemory (95%): the kernel killed it at its memory limit of 128Mi", id="killed"),
         pytest.param(RAISE, "4.00 GiB", id="raised"),
     ],
 )

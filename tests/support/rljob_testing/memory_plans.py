@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.memory_facts import MemoryFacts
+from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget import Setup, facts_of
-from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.workload import Workload
@@ -58,22 +58,25 @@ BEGUN = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()
 GIB, MIB = 1 << 30, 1 << 20
 
 
-def oom_snapshot(**changes: Any) -> OomSnapshot:
+def memory_failure(**changes: Any) -> MemoryFailure:
     """A failed request in the update of step 7, 150 s after the start, with the fields in `changes` replaced."""
     values: dict[str, Any] = {
-        "time": BEGUN + 150,
+        "kind": FailureKind.ALLOCATOR,
+        "time": datetime.fromtimestamp(BEGUN + 150, UTC),
         "role": "policy",
         "rank": 1,
         "step": 7,
         "phase": "update",
         "micro_batch": 3,
-        "gpu": 0,
-        "requested_bytes": 4 * GIB + 3 * MIB,
-        "allowed_bytes": 80 * GIB,
-        "device_free_bytes": GIB,
-        "device_total_bytes": 80 * GIB,
-        "counters": {"allocated_bytes": 38 * GIB, "reserved_bytes": 39 * GIB},
-        "layout": Layout(largest_free_block_bytes=600 * MIB),
-        "stack": ["/site-packages/torch/optim/adamw.py in step"],
+        "activity": Activity.OPTIMIZER,
+        "device": DeviceMemory(
+            requested_bytes=4 * GIB + 3 * MIB,
+            gpu=0,
+            total_bytes=80 * GIB,
+            free_bytes=GIB,
+            allocated_bytes=38 * GIB,
+            cached_bytes=GIB,
+            largest_cached_block_bytes=600 * MIB,
+        ),
     }
-    return OomSnapshot(**{**values, **changes})
+    return MemoryFailure(**{**values, **changes})

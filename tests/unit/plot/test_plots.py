@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.memory_failure import DeviceMemory, FailureKind, MemoryFailure
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_client.errors import OutputUnavailable
 from rljob_client.plot import plot_run
@@ -22,7 +23,6 @@ from rljob_client.plot.timeline_plot import draw_timeline
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_client.run_directory.records import PlanChangeRecord
-from rljob_memory.evidence.oom_snapshot import OomSnapshot
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_plan
 from tests.unit.ledger.samples import GIB, step_record, write_ledger
@@ -298,9 +298,12 @@ def test_a_run_of_any_length_has_the_strip_of_phases(steps: int) -> None:
 
 def test_a_failure_that_a_change_answers_is_marked_once(tmp_path: Path) -> None:
     for seconds in (49, 500):
-        place = {"time": BEGUN + seconds, "role": "policy", "rank": 0, "step": 1, "gpu": 0}
-        snapshot = OomSnapshot.model_validate(place | {"requested_bytes": 3 * GIB, "device_free_bytes": 0})
-        (tmp_path / f"policy-0-step{seconds}.json").write_text(snapshot.model_dump_json())
+        account = MemoryFailure(
+            kind=FailureKind.ALLOCATOR,
+            time=datetime.fromtimestamp(BEGUN + seconds, UTC),
+            device=DeviceMemory(requested_bytes=3 * GIB),
+        )
+        (tmp_path / f"policy-0-step{seconds}.json").write_text(account.model_dump_json(by_alias=True))
     (tmp_path / "policy-0-step9.json").write_text("torn")
     marks = timeline_marks([plan_change(60), plan_change(80, preventive=True)], tmp_path)
     assert [(mark.time - BEGUN, mark.failure) for mark in marks] == [(60, True), (80, False), (500, True)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import Activity
 from rljob_memory.diagnosis import FailureClass, diagnose
 from rljob_memory.evidence import CollectedEvidence, read_evidence
-from rljob_memory.evidence.activity import Activity
 from rljob_probe import account
 from rljob_probe.circumstances import phase_of
 from rljob_probe.observer import CHECKS
@@ -46,7 +46,7 @@ def test_torchs_thread_of_the_backward_pass_has_no_python_on_its_stack() -> None
 STEPS = """
 import sys, torch
 torch.cuda.use()
-sys.modules["rljob_probe.account"].SECONDS_BETWEEN_SAMPLES = %s
+sys.modules["rljob_probe.samples"].SECONDS_BETWEEN_SAMPLES = %s
 optimizer = torch.optim.Optimizer()
 for step in range(90):
     torch.cuda.allocated = (1 << 30) + step * (60 << 20)
@@ -105,8 +105,8 @@ def test_an_engine_in_the_process_is_blamed_only_if_it_is_awake(gpu_program: Pro
 
 def test_a_part_of_the_account_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "_other_processes", lambda: 1 / 0)
-    text = account.account([("/a/b.py", 3, "step")], torch=object())
-    assert text == '  File "/a/b.py", line 3, in step'
+    found = account.account([("/a/b.py", 3, "step")], torch=object())
+    assert (found["kind"], found["stack"]) == ("Unfamiliar", ["/a/b.py in step"])
 
 
 # --- a vLLM engine that lacks the memory to start ---
@@ -157,7 +157,9 @@ def test_an_engine_that_cannot_start_is_reported_by_the_first_process(
     assert gpu_program.message is not None
     assert gpu_program.message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
     assert message in gpu_program.evidence.message
-    assert "in engine" in gpu_program.evidence.message, "the caller is in the stack"
+    account = gpu_program.evidence.failure
+    assert account is not None
+    assert any(frame.endswith("in engine") for frame in account.stack), "the caller is in the stack"
     found = diagnose(read_evidence(gpu_program.log))
     assert FailureClass.KV_CACHE_OVERSIZED in {one.failure_class for one in found}
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
-from rljob_memory.evidence.allocator_message import parse_allocator_message
 from rljob_probe import cgroup, notes
 from rljob_probe.explanation import encoded, explanation_of, report_exit
 from rljob_probe.failure import memory_failure
@@ -42,9 +41,9 @@ def test_an_uncaught_gpu_error_is_reported_with_allocator_numbers(gpu_program: P
     assert message.exit_code == ExitCode.DEVICE_OUT_OF_MEMORY
     assert "rank 3 ran out of GPU memory" in message.message
     assert (evidence.rank, evidence.role, evidence.attempt, evidence.step) == (3, "policy", 2, 1)
-    first_line, *account = evidence.message.splitlines()
-    assert first_line == TORCH_ERROR
-    assert account[1].endswith("in run_out_of_memory")
+    assert evidence.message == TORCH_ERROR
+    assert evidence.failure is not None
+    assert evidence.failure.stack[-1].endswith("in run_out_of_memory")
     memory = evidence.memory
     assert memory is not None
     assert (memory.allocated_bytes, memory.reserved_bytes) == (3 * GIB, 4 * GIB)
@@ -56,7 +55,8 @@ def test_an_uncaught_gpu_error_is_reported_with_allocator_numbers(gpu_program: P
 @pytest.mark.parametrize("way_out", ["sys.exit(1)", "raise SystemExit('cannot go on')", "raise ValueError('and so')"])
 def test_a_caught_error_that_ends_the_program_is_reported(gpu_program: ProbedProgram, way_out: str) -> None:
     assert gpu_program.run(CAUGHT + way_out).exit_code == 1
-    seen = parse_allocator_message(gpu_program.evidence.message)
+    assert gpu_program.evidence.failure is not None
+    seen = gpu_program.evidence.failure.device
     assert seen is not None
     assert (seen.requested_bytes, seen.total_bytes, seen.free_bytes) == (2 * GIB, 8 * GIB, 1 * GIB)
     assert (seen.allocated_bytes, seen.cached_bytes) == (3 * GIB, 1 * GIB)

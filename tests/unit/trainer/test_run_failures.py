@@ -14,10 +14,11 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, RayTaskError
 
+from rljob_api.memory_failure import Activity
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import Evidence
 from rljob_client.errors import BadInput, RunError
-from rljob_memory.evidence.oom_snapshot import Layout, OomSnapshot
+from rljob_testing.memory_plans import memory_failure
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.recovery.failure_evidence import gather_evidence, gpu_memory_at_failure, latest_memory
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
@@ -31,7 +32,7 @@ from rljob_trainer.runtime.attempt import _construct
 from rljob_trainer.runtime.job_run import require_new_failure
 from tests.unit.trainer.simulated_roles import OUT_OF_MEMORY, OutOfMemoryError, SimulatedRoles, out_of_memory
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
 def raised_in(file: str, function: str) -> RunError:
@@ -97,23 +98,19 @@ def test_without_an_exception_the_error_names_the_memory(
     assert gather_evidence(lost, tmp_path, attempt=2, step=7, phase=None, plan=None) is None
 
 
-def test_snapshot_of_the_same_failure_completes_it(tmp_path: Path) -> None:
-    (tmp_path / "oom").mkdir()
-    snapshot = OomSnapshot(
-        time=1.0,
-        role="policy",
-        rank=0,
-        gpu=0,
-        requested_bytes=2 * GIB,
-        device_free_bytes=GIB,
-        device_total_bytes=80 * GIB,
-        counters={"allocated_bytes": 76 * GIB, "reserved_bytes": 77 * GIB},
-        layout=Layout(largest_free_block_bytes=GIB // 2),
-    )
-    (tmp_path / "oom" / "policy-0-step7.json").write_text(snapshot.model_dump_json())
-    for name, expected in (("policy-0", GIB // 2), ("policy-1", None)):
-        [diagnosis, *_] = gathered(out_of_memory(name), tmp_path).diagnoses
-        assert diagnosis.numbers.get("largest_cached_block_bytes") == expected
+def test_the_account_of_the_observer_outranks_the_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = memory_failure(activity=Activity.LOGITS)
+    monkeypatch.setattr("rljob_trainer.telemetry.out_of_memory._latest", account)
+    message = OUT_OF_MEMORY.replace("2.00 GiB", "4.00 GiB")
+    failure = known_failure(OutOfMemoryError(message))
+    assert failure is not None
+    evidence = gathered(failure.of("policy-1"), tmp_path)
+    assert evidence.failure is not None
+    assert (evidence.failure.activity, evidence.failure.rank) == (Activity.LOGITS, 1)
+    assert evidence.diagnoses[0].numbers["largest_cached_block_bytes"] == 600 * MIB
+    again = known_failure(OutOfMemoryError(message))
+    assert again is not None
+    assert again.out_of_memory != account, "each account is of one failure"
 
 
 # --- kinds of errors ---

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rljob_api.memory_failure import Activity
+from rljob_trainer.activities import activity
+
 
 def chunked_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk_tokens: int
@@ -26,7 +29,8 @@ def chunked_logprobs(
 
     With p = softmax(z): ∂ log p[target] / ∂z = onehot − p, and ∂ entropy / ∂z = −p · (log p + entropy).
     """
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk_tokens)
+    with activity(Activity.LOGITS):
+        logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk_tokens)
     return logprobs, entropy
 
 
@@ -47,6 +51,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
+    @activity(Activity.LOGITS)
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizers, entropy = ctx.saved_tensors
         logprobs_grad, entropy_grad = output_grads

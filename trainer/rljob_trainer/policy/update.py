@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from rljob_api.memory_failure import Activity
+from rljob_trainer.activities import activity
 from rljob_trainer.algorithm.loss import LossMetrics, policy_loss
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
@@ -141,7 +143,8 @@ class PolicyUpdate:
         )
         # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
         keeps_graph = not self.config.memory.detach_metrics
-        (loss * dist.get_world_size()).backward(retain_graph=keeps_graph)
+        with activity(Activity.BACKWARD):
+            (loss * dist.get_world_size()).backward(retain_graph=keeps_graph)
         return replace(metrics, sums=metrics.sums | {"loss": loss}) if keeps_graph else metrics
 
     def _optimizer_step(self) -> float:
@@ -151,7 +154,8 @@ class PolicyUpdate:
         if math.isfinite(norm):
             gradients.clip(norm, self.config.algorithm.max_grad_norm)
             self.parameters_touched = True
-            self.optimizer.step()
+            with activity(Activity.OPTIMIZER):
+                self.optimizer.step()
         gradients.clear()
         return norm
 
@@ -178,7 +182,8 @@ class PolicyUpdate:
                 "longest": 1 << (max(lengths) - 1).bit_length(),
                 "position_ids": torch.as_tensor(positions[None], device=self.device),
             }
-        logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
+        with activity(Activity.FORWARD):
+            logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
         return logprobs, entropy
 
 

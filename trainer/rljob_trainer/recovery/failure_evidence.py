@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+from rljob_api.bounds import storable
+from rljob_api.memory_failure import MAX_FAILURE_TEXT_LENGTH, DeviceMemory, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import Evidence, RankMemory
 from rljob_client.errors import RunError
 from rljob_client.run_directory.memory_logs import latest_samples
 from rljob_memory.diagnosis import diagnose, diagnosis_statuses
-from rljob_memory.evidence import Failure, evidence_around
-from rljob_memory.evidence.failure import DeviceMemory
+from rljob_memory.evidence import evidence_of_run
 from rljob_memory.evidence.reports import completed
 from rljob_memory.sample import MemorySample
 from rljob_trainer.errors import OutOfMemory
@@ -22,7 +22,6 @@ from rljob_trainer.roles.faults import INJECTED
 from rljob_trainer.step_report.reporter import rank_memory, role_and_rank
 
 _LONGEST_MESSAGE = 4_096
-_LONGEST_TEXT = 1_000
 _PHASES: dict[str, Phase] = {phase: phase for phase in get_args(Phase)}
 
 
@@ -46,17 +45,11 @@ def gather_evidence(
     latest = next(latest_samples(_log(directory, role, rank)), MemorySample())
     micro_batch = _micro_batch(latest, step, phase)
     memory = latest_memory(directory, role, rank)
-    failure = error.out_of_memory or Failure(error.failure_kind, text=str(error)[:_LONGEST_TEXT])
-    failure = replace(
-        failure,
-        device=completed(failure.device, memory),
-        role=role,
-        rank=rank,
-        step=step,
-        phase=phase,
-        micro_batch=micro_batch,
-        clock=("epoch", now.timestamp()),
+    account = error.out_of_memory or MemoryFailure(
+        kind=error.failure_kind, text=storable(str(error))[:MAX_FAILURE_TEXT_LENGTH]
     )
+    place = {"time": now, "role": role, "rank": rank, "step": step, "phase": phase, "micro_batch": micro_batch}
+    account = account.model_copy(update={**place, "device": completed(account.device, memory)})
     return Evidence(
         time=now,
         attempt=attempt,
@@ -66,8 +59,9 @@ def gather_evidence(
         phase=phase,
         micro_batch=micro_batch,
         message=str(error)[:_LONGEST_MESSAGE],
-        memory=_memory_at_failure(memory, failure.device, role, rank),
-        diagnoses=diagnosis_statuses(diagnose(evidence_around(failure, directory, plan))),
+        memory=_memory_at_failure(memory, account.device, role, rank),
+        failure=account,
+        diagnoses=diagnosis_statuses(diagnose(evidence_of_run(account, directory, plan))),
     )
 
 

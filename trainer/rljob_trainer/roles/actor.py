@@ -15,14 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rljob_api.memory_failure import FailureKind
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
-from rljob_memory.evidence.exception import failure_of_exception
-from rljob_memory.evidence.failure import FailureKind
-from rljob_memory.evidence.log_lines import time_mark
-from rljob_memory.evidence.signatures import match_signature
+from rljob_memory.evidence.exception import account_of
+from rljob_memory.evidence.lines import time_mark
+from rljob_memory.evidence.signatures import failure_kind
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, OutOfMemory, SharedMemoryExhausted
 from rljob_trainer.roles.faults import InjectedFault
 from rljob_trainer.roles.time_limit import current_limit, stacks_written_after
+from rljob_trainer.telemetry.out_of_memory import take_account
 
 _HOST = {FailureKind.HOST}
 _SHARED_MEMORY = {
@@ -155,10 +156,10 @@ def _of_another_actor(error: RunError) -> RunError | None:
 def known_failure(error: Exception) -> RunError | None:
     """The `RunError` for memory that ran out or a full disk; None for other errors."""
     text = str(error)
-    found = match_signature(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    kind = found[0] if found else None
+    kind = failure_kind(f"{type(error).__name__}: {text}" if text else type(error).__name__)
     known: OutOfMemory
-    if "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}:
+    kind_of_torch = "OutOfMemoryError" in {cls.__name__ for cls in type(error).__mro__}
+    if kind_of_torch:
         known = DeviceOutOfMemory(text)
     elif any(words in text for words in _DISK_FULL) and "/dev/shm" not in text and kind not in _SHARED_MEMORY:
         return OutputUnavailable(f"the disk is full: {_last_line(text)}")
@@ -168,7 +169,7 @@ def known_failure(error: Exception) -> RunError | None:
         known = HostOutOfMemory(text or type(error).__name__)
     else:
         known = SharedMemoryExhausted(text) if kind in _SHARED_MEMORY else DeviceOutOfMemory(text)
-    known.out_of_memory = failure_of_exception(error)
+    known.out_of_memory = (take_account(text) if kind_of_torch else None) or account_of(error)
     return known
 
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rljob_client.errors import BadInput, RunError
-from rljob_memory.evidence.exception import failure_of_exception
+from rljob_memory.evidence.exception import account_of
 from rljob_trainer.errors import HostOutOfMemory, PhaseDeadlineExceeded, SharedMemoryExhausted, WorkerLost
 from rljob_trainer.roles.actor import is_repeatable
 from rljob_trainer.roles.time_limit import GRACE_SECONDS, current_limit
@@ -148,11 +148,11 @@ def result_of(reference: Any, name: str, doing: str) -> Any:
         raise failure.of(name) from error
     except exceptions.OutOfMemoryError as error:
         low = HostOutOfMemory(f"Ray killed {name} while {doing}, because its machine ran low on memory")
-        low.out_of_memory = failure_of_exception(error)
+        low.out_of_memory = account_of(error)
         raise low.of(name) from error
     except exceptions.ObjectStoreFullError as error:
         full = SharedMemoryExhausted(f"Ray's object store in /dev/shm is full while {doing}: {error}")
-        full.out_of_memory = failure_of_exception(error)
+        full.out_of_memory = account_of(error)
         raise full.of(name) from error
     except (exceptions.RayActorError, exceptions.ObjectLostError) as error:  # the latter: its result was on a lost node
         raise WorkerLost(f"{name} died while {doing}").of(name) from error

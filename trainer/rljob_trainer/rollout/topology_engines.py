@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rljob_api.memory_failure import Activity
 from rljob_client.errors import RunError
+from rljob_trainer.activities import activity
 from rljob_trainer.rollout.config import RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine, registered_backend
 from rljob_trainer.rollout.requests import Requests
@@ -43,7 +45,8 @@ class ColocatedEngine(RolloutEngine):
         self.abandon_groups()
         if self._config.sleep_level == 2:
             self._weights.drop()
-        self._llm.sleep(level=self._config.sleep_level)
+        with activity(Activity.SLEEP):
+            self._llm.sleep(level=self._config.sleep_level)
         self._asleep = {"weights", "kv_cache"}
 
     def wake_weights(self) -> None:
@@ -56,7 +59,8 @@ class ColocatedEngine(RolloutEngine):
 
     def _wake(self, tag: str) -> None:
         if tag in self._asleep:
-            self._llm.wake_up(tags=[tag])
+            with activity(Activity.WAKE):
+                self._llm.wake_up(tags=[tag])
             self._asleep.remove(tag)
 
 

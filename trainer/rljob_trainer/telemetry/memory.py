@@ -249,11 +249,24 @@ def _used_bytes(handle: Any) -> int:
 
 
 def _own_bytes(handle: Any) -> int | None:
+    return next((used for pid, used in _processes(handle) if pid == os.getpid()), None)
+
+
+def gpu_processes() -> tuple[int | None, list[tuple[int, int]]]:
+    """GPU memory of this process, and process id and memory of every other one on its GPU, in bytes, by NVML.
+
+    None and an empty list inside a container: there the ids are the host's, and the own one is unknown.
+    """
+    found = dict(_processes(first_visible_gpu()))
+    own = found.pop(os.getpid(), None)
+    return own, [] if own is None else list(found.items())
+
+
+def _processes(handle: Any) -> list[tuple[int, int]]:
     import pynvml
 
     if handle is not None:
         with suppress(pynvml.NVMLError):
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                    return int(process.usedGpuMemory)
-    return None
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return [(each.pid, int(each.usedGpuMemory)) for each in running if each.usedGpuMemory is not None]
+    return []

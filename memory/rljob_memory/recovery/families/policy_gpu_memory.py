@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.budget import budget
 from rljob_memory.budget.gpu import engine_sleeps, filled_chunk_tokens, filled_tokens
 from rljob_memory.budget.host import host_holds
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.evidence.activity import Activity, activity_of
+from rljob_memory.evidence.activity import activity_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
 

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.plain_lines import LONGEST_LINE_BYTES
-from rljob_memory.evidence.read import read_ledger, read_memory_log, read_oom_snapshot
+from rljob_memory.evidence.read import read_ledger, read_memory_failure, read_memory_log
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.sizes import MIB
-from rljob_testing.memory_plans import oom_snapshot
+from rljob_testing.memory_plans import memory_failure
 from tests.unit.memory.diagnosis.recorded import SURE, diagnoses_of, evidence_of, public_failures, recorded_texts
 
 TEXTS = {path: path.read_bytes() for path in recorded_texts()}
@@ -231,11 +230,11 @@ def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: li
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from(sorted(oom_snapshot().model_dump())), json_values, max_size=4))
+@given(st.dictionaries(st.sampled_from(sorted(memory_failure().model_dump())), json_values, max_size=4))
 def test_a_snapshot_with_other_values_is_read_or_ignored(changes: dict[str, Any]) -> None:
-    text = json.dumps(oom_snapshot().model_dump() | changes)
+    text = json.dumps(memory_failure().model_dump(mode="json") | changes)
     builder = EvidenceBuilder()
-    assert read_oom_snapshot(builder, text, "oom") == bool(builder.snapshots)
+    assert read_memory_failure(builder, text, "oom") == bool(builder.snapshots)
     read_report(builder, text, "oom")
     for found in diagnose(builder.build()):
         json.dumps(found.as_dict())
@@ -246,7 +245,7 @@ def test_endlessly_nested_json_is_skipped(nested: str) -> None:
     builder = EvidenceBuilder()
     read_memory_log(builder, BytesIO(nested.encode()), "policy-0")
     read_ledger(builder, BytesIO(nested.encode()))
-    assert not read_oom_snapshot(builder, nested, "oom")
+    assert not read_memory_failure(builder, nested, "oom")
     assert builder.build().failure is None
 
 
@@ -267,7 +266,7 @@ def test_endlessly_nested_json_is_skipped(nested: str) -> None:
 )
 def test_a_long_line_of_equal_words_is_read_quickly(start: str, repeated: str) -> None:
     """A quadratic pattern took 10 to 100 s of the first five lines; all of them now take less than 0.3 s."""
-    line = start + repeated * ((LONGEST_LINE_BYTES - len(start)) // len(repeated) - 1)
+    line = start + repeated * (((1 << 16) - len(start)) // len(repeated) - 1)
     began = process_time()
     evidence_of(f"{line}\n")
     assert process_time() - began < 4.0

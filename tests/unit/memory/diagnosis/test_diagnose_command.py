@@ -44,7 +44,7 @@ def test_json_is_a_list_best_first() -> None:
         (
             [],
             [
-                *("Fragmentation confidence 0.85", "torch asked for 1.70 GiB", "allocated 2.93 GiB"),
+                *("Fragmentation confidence 0.60", "torch asked for 1.70 GiB", "allocated 2.93 GiB"),
                 "expandable_segments:True for the training process",
             ],
         ),
@@ -52,7 +52,7 @@ def test_json_is_a_list_best_first() -> None:
             ["--explain"],
             [
                 *("tensors of the failing process 2.93 GiB", "torch's cache in it 2.30 GiB", "from torch's message"),
-                "Rules that fired, with their confidence before and after weighing Fragmentation 0.85 → 0.85",
+                "Causes that fit, with what is beyond the expected memory Fragmentation certain 2.30 GiB",
             ],
         ),
     ],
@@ -64,15 +64,12 @@ def test_the_output_has_the_class_its_numbers_and_advice(options: list[str], par
     assert [part for part in parts if part not in text] == []
 
 
-def test_an_explanation_as_json_has_rules_and_ledgers() -> None:
+def test_an_explanation_as_json_has_causes_and_balances() -> None:
     found = json.loads(invoke(str(FRAGMENTED), "--json", "--explain")[1])
     assert [diagnosis["class"] for diagnosis in found["diagnoses"]][:1] == ["Fragmentation"]
-    assert found["explanation"]["rules"][0] == {
-        "rule": "fragmentation",
-        "class": "Fragmentation",
-        "confidence": 0.85,
-        "weighed_confidence": 0.85,
-    }
+    largest = found["explanation"]["causes"][0]
+    assert (largest["class"], largest["weight"]) == ("Fragmentation", "CERTAIN")
+    assert largest["excess_bytes"] == round(2.3 * (1 << 30))
     owners = {entry["owner"]: entry["size_bytes"] for entry in found["explanation"]["gpu"]}
     assert owners["free"] == 0
     assert found["explanation"]["host"] == []

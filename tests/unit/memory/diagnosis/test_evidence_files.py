@@ -15,14 +15,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rljob_api.exit_codes import ExitCode
+from rljob_api.memory_failure import Activity
 from rljob_api.metadata import Metadata
 from rljob_api.step_report import Evidence as ReportedEvidence
 from rljob_api.step_report import RankMemory, StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
-from rljob_memory.evidence import Failure, FailureKind, Unreadable, failure_of_exception, read_evidence
-from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.host import merged, shared_memory_of
+from rljob_memory.evidence import Failure, FailureKind, Unreadable, account_of, read_evidence
+from rljob_memory.evidence.facts import shared_memory_of
+from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.snapshot import failed_requests
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB
@@ -264,16 +265,16 @@ def memory_log(*samples: dict[str, int]) -> str:
 @pytest.mark.parametrize(
     ("files", "failure_class", "confidence"),
     [
-        ({"train.log": KILLED}, "HostMemory", 0.55),
+        ({"train.log": KILLED}, "HostMemory", 0.45),
         (
             {"train.log": KILLED, "cgroup/memory.max": f"{8 * GIB}\n", "cgroup/memory.current": f"{8 * GIB - MIB}\n"},
             "HostMemory",
-            0.8,
+            0.6,
         ),
-        ({"train.log": KILLED, "memory/policy-0.jsonl": memory_log({"oom_kills": 1})}, "HostMemory", 0.9),
-        ({"train.log": BUS_ERROR + "tmpfs           65536     0 65536   0% /dev/shm\n"}, "SharedMemory", 0.4),
-        ({"train.log": BUS_ERROR}, "SharedMemory", 0.7),
-        ({"train.log": BUS_ERROR + "shm              64M   64M     0 100% /dev/shm\n"}, "SharedMemory", 0.9),
+        ({"train.log": KILLED, "memory/policy-0.jsonl": memory_log({"oom_kills": 1})}, "HostMemory", 0.6),
+        ({"train.log": BUS_ERROR + "tmpfs           65536     0 65536   0% /dev/shm\n"}, "SharedMemory", 0.21),
+        ({"train.log": BUS_ERROR}, "SharedMemory", 0.54),
+        ({"train.log": BUS_ERROR + "shm              64M   64M     0 100% /dev/shm\n"}, "SharedMemory", 0.6),
     ],
 )
 def test_figures_of_the_container_make_a_kill_more_certain(
@@ -388,11 +389,11 @@ def chained(error: Exception, cause: Exception, *, cyclic: bool = False) -> Exce
     ],
 )
 def test_an_exception_gives_its_failure(error: Exception, kind: FailureKind, activity: Activity | None) -> None:
-    failure = failure_of_exception(error)
+    failure = account_of(error)
     assert failure is not None
     assert (failure.kind, failure.activity) == (kind, activity)
     assert kind is not FailureKind.ALLOCATOR or (failure.device and failure.device.allocated_bytes == 38 * GIB)
 
 
 def test_other_exceptions_give_no_failure() -> None:
-    assert failure_of_exception(raised(ValueError("shapes do not match"))) is None
+    assert account_of(raised(ValueError("shapes do not match"))) is None

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.memory_failure import Activity, MemoryFailure
 from rljob_memory.evidence import CollectedEvidence, FailureKind, read_evidence
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.failure import DeviceMemory, Failure
 from rljob_memory.evidence.first_failure import of_last_attempt, without_duplicates
-from rljob_memory.evidence.log_lines import marked_time, time_mark
+from rljob_memory.evidence.lines import marked_time, time_mark
 from rljob_memory.sizes import GIB, MIB
-from rljob_testing.memory_plans import BEGUN, oom_snapshot
+from rljob_testing.memory_plans import BEGUN, memory_failure
 from tests.unit.memory.diagnosis.recorded import torch_message
 
 
@@ -95,7 +95,7 @@ def test_a_time_mark_is_read_as_it_was_written(time: datetime) -> None:
 @given(st.lists(st.floats(0, 1000), max_size=8), st.lists(st.none() | st.floats(0, 1000), max_size=12))
 def test_no_failure_is_made_up_and_some_remain(restarts: list[float], times: list[float | None]) -> None:
     failures = [
-        Failure(FailureKind.DRIVER, step=number, clock=None if time is None else ("epoch", time))
+        Failure(kind=FailureKind.DRIVER, step=number, clock=None if time is None else ("epoch", time))
         for number, time in enumerate(times)
     ]
     chosen = of_last_attempt(failures, restarts)
@@ -137,7 +137,7 @@ def test_cumem_output_is_explained_if_the_engine_raises_nothing(tmp_path: Path) 
 def run_with_snapshot(directory: Path, logs: dict[str, list[str]], **changes: Any) -> CollectedEvidence:
     run = write_run(directory, logs)
     (run / "oom").mkdir()
-    (run / "oom" / "policy-1-step7.json").write_text(oom_snapshot(**changes).model_dump_json(indent=1))
+    (run / "oom" / "policy-1-step7.json").write_text(memory_failure(**changes).model_dump_json(by_alias=True))
     return read_evidence(run)
 
 
@@ -147,7 +147,7 @@ def test_a_snapshot_alone_is_a_failure_with_all_its_numbers(tmp_path: Path) -> N
     assert (failure.role, failure.rank, failure.step, failure.phase) == ("policy", 1, 7, "update")
     assert (failure.micro_batch, failure.activity) == (3, Activity.OPTIMIZER)
     assert failure.device == DeviceMemory(
-        4 * GIB + 3 * MIB,
+        requested_bytes=4 * GIB + 3 * MIB,
         gpu=0,
         total_bytes=80 * GIB,
         free_bytes=GIB,
@@ -169,12 +169,15 @@ def test_a_snapshot_and_the_message_of_the_same_failure_are_one(tmp_path: Path) 
 
 
 def test_a_snapshot_of_an_earlier_attempt_is_ignored(tmp_path: Path) -> None:
-    assert requested_gib(run_with_snapshot(tmp_path, {"policy-1": failed(150, 2)}, time=BEGUN + 50)) == 2
+    assert requested_gib(run_with_snapshot(tmp_path, {"policy-1": failed(150, 2)}, time=at(50))) == 2
 
 
 def test_another_failure_is_not_joined_to_a_snapshot() -> None:
-    snapshot = oom_snapshot().failure("oom")
-    other = Failure(FailureKind.ALLOCATOR, device=DeviceMemory(2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB))
+    snapshot = Failure(**{name: getattr(memory_failure(), name) for name in MemoryFailure.model_fields})
+    other = Failure(
+        kind=FailureKind.ALLOCATOR,
+        device=DeviceMemory(requested_bytes=2 * GIB, free_bytes=GIB, allocated_bytes=38 * GIB),
+    )
     assert without_duplicates([other], [snapshot]) == [other, snapshot]
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import json
+import random
 import re
-from io import BytesIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.memory_failure import Activity
 from rljob_memory.evidence import Failure
-from rljob_memory.evidence.activity import Activity
-from rljob_memory.evidence.allocator_message import parse_allocator_message, parse_request
 from rljob_memory.evidence.failure import DeviceMemory
-from rljob_memory.evidence.plain_lines import plain_lines
+from rljob_memory.evidence.torch_message import parse_message
 from rljob_memory.sizes import GIB, MIB, size_bytes
 from tests.unit.memory.diagnosis.recorded import evidence_of, torch_message
 
@@ -66,66 +66,36 @@ def test_a_file_without_line_ends_is_read_in_pieces() -> None:
     assert failure.device.requested_bytes == round(18.91 * GIB)
 
 
-# --- lines as a program printed them, out of JSON, HTML, escapes and terminals that broke them ---
+# --- a failure inside of JSON, HTML, escapes, binary data and other encodings ---
 
 FRAME = '  File "/env/site-packages/torch/optim/adamw.py", line 606, in _multi_tensor_adamw'
-REPEATED = json.dumps(f"Traceback (most recent call last):\n{FRAME}\n    func(\nValueError: x")
-
-
-def lines_of(text: str) -> list[str]:
-    return [line.decode().rstrip("\r\n") for line in plain_lines(BytesIO(text.encode()))]
+TRACEBACK = f"Traceback (most recent call last):\n{FRAME}\n    func(\n{MESSAGE}"
 
 
 @pytest.mark.parametrize(
-    ("printed", "lines"),
+    "log",
     [
-        (
-            json.dumps({"time": "2026-03-04T10:11:12Z", "level": "ERROR", "message": "first\nsecond"}),
-            ["2026-03-04T10:11:12Z first", "2026-03-04T10:11:12Z second"],
-        ),
-        (r'{"level": "ERROR", "message": "CUDA out of memory \ud83d"}', [r"CUDA out of memory \ud83d"]),
-        (REPEATED, ['"Traceback (most recent call last):', FRAME, "    func(", 'ValueError: x"']),
-        (
-            '<span class="err">File &quot;/a.py&quot;, line 3, in step</span><br>',
-            ['File "/a.py", line 3, in step'],
-        ),
-        # frames in one line, with their code
-        (
-            'Traceback: File "/a.py", line 1, in main run() File "/b.py", line 2, in step opt.step() RuntimeError: no',
-            [
-                *("Traceback: ", '  File "/a.py", line 1, in main', "    run() "),
-                *('  File "/b.py", line 2, in step', "    opt.step()", "RuntimeError: no"),
-            ],
-        ),
+        json.dumps({"time": "2026-03-04T10:11:12Z", "level": "ERROR", "message": TRACEBACK}),
+        json.dumps({"tokens": list(range(20_000)), "error": TRACEBACK, "ids": list(range(20_000))}),
+        repr(TRACEBACK),
+        f"<pre>{html.escape(TRACEBACK)}</pre>",
+        TRACEBACK.replace("\n", "\r"),
+        TRACEBACK.encode("utf-16"),
+        TRACEBACK.encode("utf-16-le"),
+        TRACEBACK.encode("utf-16-be"),
+        b"\x00\x93\xfe OOM \xe2\x80" * 900 + b"\n" + TRACEBACK.encode() + b"\n" + bytes(range(128, 256)) * 90,
     ],
+    ids=["JSON", "long JSON", "repr", "HTML", "CR", "UTF-16", "UTF-16 LE", "UTF-16 BE", "binary"],
 )
-def test_lines_are_those_of_the_program(printed: str, lines: list[str]) -> None:
-    assert lines_of(printed) == lines
+def test_a_failure_is_read_from_any_form_of_text(log: str | bytes) -> None:
+    evidence = evidence_of(log)
+    assert evidence.failure is not None
+    assert (evidence.failure.activity, evidence.failures) == (Activity.OPTIMIZER, 1)
+    assert evidence.failure.device == failure_in(MESSAGE).device
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "step 1\n  indented\ta < b && c > d\r\nno end",
-        "cell <torch.Tensor> at <module>",
-        r"C:\new\nets\train.py and C:\new\notes",
-        '  File "/env/lib/pyth\nstep 3\nstep 4\nstep 5',
-        # JSON whose fields are the content
-        '{"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "x"}}}',
-        '{"event": "step", "step": 3, "allocated_gb": 12.3}',
-        '{"message": ["a", "list"]}',
-        '{"message": "torn',
-    ],
-)
-def test_other_lines_are_left_as_they_are(text: str) -> None:
-    assert b"".join(plain_lines(BytesIO(text.encode()))) == text.encode()
-
-
-@pytest.mark.parametrize("width", range(12, FRAME.index("in _"), 5))
-def test_a_broken_frame_is_one_line(width: int) -> None:
-    first, *rest = lines_of(f"{FRAME[:width].rstrip()}\n{FRAME[width:]}\n    func(")
-    assert "".join(first.split()) == "".join(FRAME.split())
-    assert rest == ["    func("]
+def test_binary_data_is_no_report() -> None:
+    assert evidence_of(random.Random(0).randbytes(1 << 20)).failure is None
 
 
 # --- torch's message in numbers ---
@@ -161,7 +131,7 @@ def messages(draw: st.DrawFn) -> tuple[str, dict[str, str | None]]:
 
 
 def read(text: str) -> DeviceMemory:
-    device = parse_allocator_message(text)
+    device = parse_message([text])
     assert device is not None
     return device
 
@@ -208,17 +178,16 @@ def test_an_impossible_number_counts_as_unknown() -> None:
 
 def test_a_truncated_message_still_gives_the_request() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a total capa"
-    assert parse_allocator_message(text) is None
-    device = parse_request(text)
+    device = parse_message([text])
     assert device is not None
     assert (device.requested_bytes, device.total_bytes) == (130 * MIB, None)
 
 
 @given(st.text())
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    parse_allocator_message(text)
-    parse_allocator_message(f"CUDA out of memory. Tried to allocate {text}")
-    parse_request(text)
+    parse_message([text])
+    parse_message([f"CUDA out of memory. Tried to allocate {text}"])
+    parse_message(text.split())
 
 
 @pytest.mark.parametrize(

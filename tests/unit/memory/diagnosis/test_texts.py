@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_api.memory_failure import MemoryFailure
 from rljob_api.memory_plan import MemorySettings
 from rljob_memory.diagnosis import FailureClass, diagnose
-from rljob_memory.evidence.memory_figures import memory_figures, named_figure
-from rljob_memory.evidence.mentions import reported_shortage
+from rljob_memory.evidence.failure import FailureKind
+from rljob_memory.evidence.figures import Measure, figures_of
 from rljob_memory.evidence.model_facts import ModelFacts
+from rljob_memory.evidence.shortage import reported_shortage
+from rljob_memory.evidence.signatures import Signature, match_signature, signatures
 from rljob_memory.programs import PROGRAMS, Effect
 from tests.unit.memory.diagnosis.recorded import (
     SURE,
@@ -89,8 +93,25 @@ def test_a_text_is_diagnosed_as_labelled(case: dict[str, Any]) -> None:
     check(case)
     text = text_of(case)
     assert case.get("reported") in (None, reported_shortage(text) is not None)
-    assert named_figure(text) is None or "has_figure" not in case
-    assert memory_figures(text) is None or "has_tensors" not in case
+    figures = figures_of(text)
+    assert not figures or "has_figure" not in case
+    assert "has_tensors" not in case or Measure.TENSORS not in {figure.measure for figure in figures}
+
+
+@pytest.mark.parametrize("entry", signatures(), ids=lambda entry: entry.example[:60])
+def test_the_example_of_a_signature_fits_it_first(entry: Signature) -> None:
+    match = match_signature(entry.example)
+    assert match is not None
+    assert match.signature is entry
+    assert dict(match.sizes).items() >= entry.sizes.items()
+
+
+def test_every_signature_names_its_source_and_known_reasons() -> None:
+    names = {entry.name for entry in signatures() if entry.name}
+    assert {name for entry in signatures() for name in entry.unless} <= names
+    kinds = {entry.kind for entry in signatures()} - set(FailureKind)
+    assert kinds == {"Consequence", "OtherReason", "NoShortage"}
+    assert all(entry.source for entry in signatures())
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -124,6 +145,19 @@ def test_the_recorded_class_comes_first_and_no_other_is_sure(expected: FailureCl
     diagnoses = diagnose(recorded_evidence(path))
     assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
     assert {each.failure_class for each in diagnoses if each.confidence > SURE} <= {expected}
+
+
+@pytest.mark.parametrize(("expected", "path"), RECORDED, ids=[f"{cls}-{path.stem}" for cls, path in RECORDED])
+def test_a_recorded_class_does_not_depend_on_the_text(expected: FailureClass, path: Path) -> None:
+    """The account of the failure, as JSON and without a message, has all that its diagnosis needs."""
+    evidence = recorded_evidence(path)
+    assert evidence.failure is not None
+    names = MemoryFailure.model_fields
+    account = MemoryFailure(**{name: getattr(evidence.failure, name) for name in names if name != "text"})
+    again = MemoryFailure.model_validate_json(account.model_dump_json(by_alias=True, exclude_none=True))
+    values = {name: getattr(again, name) for name in names}
+    diagnoses = diagnose(replace(evidence, failure=evidence.failure.changed(**values)))
+    assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
 
 
 # --- advice: the options of the program that wrote the log ---
@@ -172,7 +206,8 @@ def test_the_page_about_diagnoses_has_every_class_and_its_advice() -> None:
 
 
 def test_every_program_has_an_option_for_its_engine() -> None:
-    assert [key for key, program in PROGRAMS.items() if not program.option(Effect.SHARE)] == []
+    without_engine = {"nemo-automodel", "llamafactory", "megatron-swift", "transformers", "tx"}
+    assert {key for key, program in PROGRAMS.items() if not program.option(Effect.SHARE)} == without_engine
 
 
 @pytest.mark.parametrize(

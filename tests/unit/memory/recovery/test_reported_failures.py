@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rljob_api.conditions import ConditionReason
+from rljob_api.memory_failure import DeviceMemory, FailureKind, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, RemedyLevel, Role
 from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
-from rljob_memory.evidence import Failure, evidence_around
-from rljob_memory.evidence.failure import DeviceMemory, FailureKind
+from rljob_memory.evidence import evidence_of_run
 from rljob_memory.recovery import Changed, Constraints, GiveUpReason, RecoveryState, prevent
 from rljob_memory.recovery.families import FAMILIES
 from rljob_memory.recovery.family import Family
@@ -78,8 +78,8 @@ def test_memory_of_others_on_the_policys_gpu_is_no_engine(tmp_path: Path, topolo
     device = DeviceMemory(
         total_bytes=140 * GIB, free_bytes=GIB, process_bytes=40 * GIB, allocated_bytes=38 * GIB, requested_bytes=2 * GIB
     )
-    out = Failure(FailureKind.ALLOCATOR, device=device, role="policy", phase="update")
-    found = diagnose(evidence_around(out, tmp_path, ALL_OFF))
+    out = MemoryFailure(kind=FailureKind.ALLOCATOR, device=device, role="policy", phase="update")
+    found = diagnose(evidence_of_run(out, tmp_path, ALL_OFF))
     assert found[0].failure_class.startswith(expected)
 
 

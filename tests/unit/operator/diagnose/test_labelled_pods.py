@@ -115,7 +115,7 @@ ANSI = "torch.OutOfMemoryError: CUDA out of memory. \x1b[31m\x07\u202e\u2028\r\n
 @pytest.mark.parametrize(
     ("found", "note"),
     [
-        (pod(killed()), "container trainer ran out of memory: HostMemory (98%)"),
+        (pod(killed()), "container trainer ran out of memory: HostMemory (95%)"),
         (pod(killed()), "memory limit of 512Mi"),
         (pod(reported()), "Fragmentation"),
         (pod(reported()), "37.0"),

@@ -1,4 +1,4 @@
-"""The ledger of the GPU, who holds what and what is more than expected, and the class that follows from the numbers.
+"""The balance of the GPU, who holds what and what is more than expected, and the class that follows from the numbers.
 
 A line of `numbers.jsonl` has the evidence: the memory of the `device`, the other `sizes` of a message, the `kind`,
 `activity`, `role` and `phase` of the failure, the `engine`, the `model`, the policy's memory in GiB by step (`series`:
@@ -15,11 +15,20 @@ from typing import Any
 
 import pytest
 
-from rljob_memory.diagnosis import FailureClass, diagnose, explain, gpu_entries, host_entries, ledger_of
-from rljob_memory.diagnosis.ledger import expected_memory
-from rljob_memory.diagnosis.ledger_entries import LedgerEntry
+from rljob_api.memory_failure import Activity
+from rljob_api.plan_change import Role
+from rljob_memory.diagnosis import (
+    Balance,
+    BalanceEntry,
+    FailureClass,
+    Weight,
+    diagnose,
+    found_causes,
+    gpu_entries,
+    host_entries,
+)
+from rljob_memory.diagnosis.balance import expected_memory
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.evidence.model_facts import ModelFacts
@@ -30,7 +39,7 @@ from rljob_testing.memory_plans import memory_plan
 from tests.unit.memory.diagnosis.recorded import evidence_of, in_bytes, json_lines
 
 BESIDE = DeviceMemory(
-    2 * GIB,
+    requested_bytes=2 * GIB,
     gpu=0,
     total_bytes=80 * GIB,
     free_bytes=GIB,
@@ -39,27 +48,27 @@ BESIDE = DeviceMemory(
     process_bytes=38 * GIB,
 )
 """41 GiB of the GPU belong to other processes."""
-ALONE = replace(BESIDE, allocated_bytes=77 * GIB, process_bytes=79 * GIB)
+ALONE = BESIDE.model_copy(update={"allocated_bytes": 77 * GIB, "process_bytes": 79 * GIB})
 
 
 def failing(
-    device: DeviceMemory = BESIDE, activity: Activity = Activity.BACKWARD, *, role: str | None = None, **of: Any
+    device: DeviceMemory = BESIDE, activity: Activity = Activity.BACKWARD, *, role: Role | None = None, **of: Any
 ) -> CollectedEvidence:
-    return CollectedEvidence(Failure(FailureKind.ALLOCATOR, device=device, activity=activity, role=role), **of)
+    return CollectedEvidence(Failure(kind=FailureKind.ALLOCATOR, device=device, activity=activity, role=role), **of)
 
 
-def beside(*siblings: str, role: str | None = "policy") -> CollectedEvidence:
+def beside(*siblings: str, role: Role | None = "policy") -> CollectedEvidence:
     return failing(role=role, siblings=siblings)
 
 
-def entries_of(evidence: CollectedEvidence) -> list[LedgerEntry]:
+def entries_of(evidence: CollectedEvidence) -> list[BalanceEntry]:
     assert evidence.failure is not None
-    return gpu_entries(ledger_of(evidence.failure, evidence))
+    return gpu_entries(Balance(evidence.failure, evidence))
 
 
 # --- who holds the memory ---
 
-LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
+LISTED = BESIDE.model_copy(update={"others": [GpuProcess(pid=7, used_bytes=40 * GIB)]})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ LISTED = replace(BESIDE, others=(GpuProcess(7, 40 * GIB),))
         (beside("python"), "other processes of the same job (python), and the driver", 41),
         (beside(), "other processes, and the driver", 41),
         (
-            failing(replace(BESIDE, process_bytes=None), role="policy"),
+            failing(BESIDE.model_copy(update={"process_bytes": None}), role="policy"),
             "unexplained: other processes, or this one beside torch",
             42,
         ),
@@ -86,14 +95,15 @@ def test_every_part_of_the_gpu_has_the_owner_that_is_known(
 
 
 def test_memory_of_a_sleeping_engine_is_back_with_the_gpu() -> None:
-    asleep = replace(BESIDE, allocated_bytes=84 * GIB, cached_bytes=30 * GIB, process_bytes=77 * GIB)
+    sizes_asleep = {"allocated_bytes": 84 * GIB, "cached_bytes": 30 * GIB, "process_bytes": 77 * GIB}
+    asleep = BESIDE.model_copy(update=sizes_asleep)
     sizes = {entry.owner: entry.size_bytes for entry in entries_of(failing(asleep))}
     assert sizes["an engine that sleeps, whose memory is back with the GPU"] == 37 * GIB
 
 
 def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
     sizes = {"free_bytes": 30 * GIB, "total_bytes": 80 * GIB, "wanted_bytes": 72 * GIB}
-    refused = CollectedEvidence(Failure(FailureKind.ENGINE_START, sizes=sizes))
+    refused = CollectedEvidence(Failure(kind=FailureKind.ENGINE_START, sizes=sizes))
     assert [(entry.owner, entry.size_bytes) for entry in entries_of(refused)] == [
         ("in use before the engine started", 50 * GIB),
         ("free", 30 * GIB),
@@ -104,7 +114,7 @@ def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
 def test_the_host_has_a_ledger() -> None:
     host = MemorySample(host_used_bytes=31 * GIB, host_limit_bytes=32 * GIB, shared_memory_bytes=GIB)
     engine = EngineRecord(seen=True, backed_up_bytes=14 * GIB)
-    entries = host_entries(CollectedEvidence(Failure(FailureKind.KILLED), host=host, engine=engine))
+    entries = host_entries(CollectedEvidence(Failure(kind=FailureKind.KILLED), host=host, engine=engine))
     assert {entry.owner: entry.size_bytes for entry in entries} == {
         "limit": 32 * GIB,
         "in use": 31 * GIB,
@@ -113,14 +123,14 @@ def test_the_host_has_a_ledger() -> None:
     }
 
 
-def test_an_explanation_has_the_rules_before_and_after_weighing() -> None:
-    explanation = explain(beside("VLLM::EngineCor"))
-    assert explanation is not None
-    rules = {rule.failure_class: (rule.name, rule.confidence, rule.weighed_confidence) for rule in explanation.rules}
-    name, before, after = rules[FailureClass.ACTIVATION_SPIKE]
-    assert (name, before) == ("activation_spike", 0.65)
-    assert after < before
-    assert explain(CollectedEvidence()) is None
+def test_each_cause_has_its_excess_and_the_largest_comes_first() -> None:
+    evidence = beside("VLLM::EngineCor")
+    assert evidence.failure is not None
+    causes = dict(found_causes(Balance(evidence.failure, evidence)))
+    assert next(iter(causes)) is FailureClass.ENGINE_NOT_ASLEEP
+    assert causes[FailureClass.ENGINE_NOT_ASLEEP].excess_bytes == 41 * GIB
+    spike = causes[FailureClass.ACTIVATION_SPIKE]
+    assert (spike.weight, spike.excess_bytes) == (Weight.FAINT, 2 * GIB)
 
 
 # --- the engine's parts ---
@@ -134,10 +144,10 @@ def test_the_engines_log_has_its_parts() -> None:
     )
     engine = evidence.engine
     assert (engine.weights_bytes, engine.kv_cache_bytes, engine.graphs_bytes) == (14.25 * GIB, 22.5 * GIB, 0.75 * GIB)
-    failure = Failure(FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
-    ledger = ledger_of(failure, replace(evidence, failure=failure))
-    assert ledger.engine_bytes == 37.5 * GIB
-    assert [item.failure_class for item in ledger.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
+    failure = Failure(kind=FailureKind.ALLOCATOR, device=BESIDE, activity=Activity.BACKWARD)
+    balance = Balance(failure, replace(evidence, failure=failure))
+    assert balance.engine_bytes == 37.5 * GIB
+    assert [item.failure_class for item in balance.unexpected] == [FailureClass.ENGINE_NOT_ASLEEP]
 
 
 def test_the_share_of_an_engine_decides_its_confidence() -> None:
@@ -187,8 +197,8 @@ FIELDS = {
 }
 
 
-def processes(listed: list[tuple[int, str]]) -> tuple[GpuProcess, ...]:
-    return tuple(GpuProcess(pid, used) for pid, used in in_bytes(dict(listed)).items())  # type: ignore[arg-type]
+def processes(listed: list[tuple[int, str]]) -> list[GpuProcess]:
+    return [GpuProcess(pid=pid, used_bytes=used) for pid, used in in_bytes(dict(listed)).items()]  # type: ignore[arg-type]
 
 
 def device_of(numbers: dict[str, Any]) -> DeviceMemory:
@@ -208,7 +218,7 @@ def series_of(steps: list[tuple[float, float]]) -> tuple[MemorySeries, ...]:
 
 def evidence_with(case: dict[str, Any]) -> CollectedEvidence:
     failure = Failure(
-        FailureKind[case.get("kind", "ALLOCATOR")],
+        kind=FailureKind[case.get("kind", "ALLOCATOR")],
         device=device_of(dict(case["device"])) if "device" in case else None,
         sizes={f"{name}_bytes": size for name, size in in_bytes(case.get("sizes", {})).items()},
         activity=Activity[case["activity"]] if "activity" in case else None,
@@ -219,7 +229,7 @@ def evidence_with(case: dict[str, Any]) -> CollectedEvidence:
         failure,
         series=series_of(case["series"]) if "series" in case else (),
         engine=EngineRecord(**in_bytes(case.get("engine", {}))),
-        gpu_processes={int(gpu): processes(table) for gpu, table in case.get("gpu_processes", {}).items()},
+        gpu_processes={int(gpu): tuple(processes(table)) for gpu, table in case.get("gpu_processes", {}).items()},
         siblings=tuple(case["siblings"]) if "siblings" in case else None,
         plan=memory_plan(rollout_sleep=case["rollout_sleep"]) if "rollout_sleep" in case else None,
         programs=tuple(case.get("programs", [])),

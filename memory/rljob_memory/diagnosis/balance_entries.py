@@ -1,16 +1,15 @@
-"""The lines of the ledgers of a GPU and of the host, for people."""
+"""The lines of the balances of a GPU and of the host, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rljob_memory.diagnosis.ledger import Ledger
+from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import FailureKind
 
-_ALLOCATOR = "torch's message"
-_BOTH = "torch's message and NVML"
+_ACCOUNT, _MESSAGE = "the account of the process", "torch's message"
 _DERIVED = "what is left of the total"
 _ENGINES_LOG = "the engine's log"
 _OF_THE_HOST = frozenset(
@@ -27,7 +26,7 @@ _DRIVER_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class BalanceEntry:
     """A part of a memory."""
 
     owner: str
@@ -40,91 +39,92 @@ class LedgerEntry:
     """It is what the entry before it should be, by the size of the model."""
 
 
-def gpu_entries(ledger: Ledger) -> list[LedgerEntry]:
+def gpu_entries(balance: Balance) -> list[BalanceEntry]:
     """The entries of the GPU, which add up to its memory if the message names it; empty without numbers.
 
     Parts and expectations belong to the entry above them, and do not count in the sum.
     """
-    device = ledger.failure.device
+    device = balance.failure.device
     if device is None:
-        return _before_the_engine(ledger)
+        return _before_the_engine(balance)
     if device.allocated_bytes is None:
         return []
-    entries = [LedgerEntry("tensors of the failing process", device.allocated_bytes, _ALLOCATOR)]
-    if ledger.engine_is_in_the_process:
-        entries.extend(_engine_parts(ledger))
+    source = _ACCOUNT if balance.failure.is_structured else _MESSAGE
+    entries = [BalanceEntry("tensors of the failing process", device.allocated_bytes, source)]
+    if balance.engine_is_in_the_process:
+        entries.extend(_engine_parts(balance))
     if device.asleep_bytes:
         owner = "an engine that sleeps, whose memory is back with the GPU"
-        entries.append(LedgerEntry(owner, device.asleep_bytes, _BOTH, is_part=True))
+        entries.append(BalanceEntry(owner, device.asleep_bytes, source, is_part=True))
     if device.private_pool_bytes:
-        entries.append(LedgerEntry("CUDA graphs", device.private_pool_bytes, _ALLOCATOR, is_part=True))
-    entries.extend(_expectations(ledger))
+        entries.append(BalanceEntry("CUDA graphs", device.private_pool_bytes, source, is_part=True))
+    entries.extend(_expectations(balance))
     if device.cached_bytes is not None:
-        entries.append(LedgerEntry("torch's cache in it", device.cached_bytes, _ALLOCATOR))
+        entries.append(BalanceEntry("torch's cache in it", device.cached_bytes, source))
     if device.process_bytes and device.reserved_bytes and (beside := device.process_bytes - device.reserved_bytes) > 0:
-        entries.append(LedgerEntry("its CUDA context, NCCL and libraries", beside, _BOTH))
+        entries.append(BalanceEntry("its CUDA context, NCCL and libraries", beside, source))
     named = sum(process.used_bytes for process in device.others)
-    entries.extend(LedgerEntry(f"process {process.pid}", process.used_bytes, "NVML") for process in device.others)
+    entries.extend(BalanceEntry(f"process {process.pid}", process.used_bytes, "NVML") for process in device.others)
     if (left := device.foreign_bytes - named) > 0:
-        entries.append(_left_over(ledger, left))
-    if ledger.engine_kv_cache_bytes and not ledger.engine_is_in_the_process:
-        entries.extend(_engine_parts(ledger))
+        entries.append(_left_over(balance, left))
+    if balance.engine_kv_cache_bytes and not balance.engine_is_in_the_process:
+        entries.extend(_engine_parts(balance))
     if device.free_bytes is not None:
-        entries.append(LedgerEntry("free", device.free_bytes, _ALLOCATOR))
+        entries.append(BalanceEntry("free", device.free_bytes, source))
     return entries
 
 
-def _before_the_engine(ledger: Ledger) -> list[LedgerEntry]:
+def _before_the_engine(balance: Balance) -> list[BalanceEntry]:
     """The GPU as an engine found it when it started, by its message."""
-    total, free = (ledger.failure.sizes.get(f"{name}_bytes") for name in ("total", "free"))
+    total, free = (balance.failure.sizes.get(f"{name}_bytes") for name in ("total", "free"))
     if total is None or free is None or free > total:
         return []
-    policy = min(ledger.policy_reserved_bytes, total - free)
+    policy = min(balance.policy_reserved_bytes, total - free)
     held = [
-        LedgerEntry("the policy's torch, at its last sample", policy, "the program's figures"),
-        LedgerEntry("in use before the engine started", total - free - policy, _DERIVED),
+        BalanceEntry("the policy's torch, at its last sample", policy, "the program's figures"),
+        BalanceEntry("in use before the engine started", total - free - policy, _DERIVED),
     ]
-    return [*(entry for entry in held if entry.size_bytes), LedgerEntry("free", free, "the engine's message")]
+    return [*(entry for entry in held if entry.size_bytes), BalanceEntry("free", free, "the engine's message")]
 
 
-def _left_over(ledger: Ledger, left: int) -> LedgerEntry:
+def _left_over(balance: Balance, left: int) -> BalanceEntry:
     """Memory that no number names an owner of: of the siblings, of strangers, or unexplained."""
-    device, siblings = ledger.failure.device, ledger.evidence.siblings
-    if ledger.share(left) <= _DRIVER_SHARE:
+    device, siblings = balance.failure.device, balance.evidence.siblings
+    if balance.share(left) <= _DRIVER_SHARE:
         owner = "the driver"
-    elif ledger.engine_siblings:
-        owner = f"engines of the same job ({', '.join(ledger.engine_siblings)}), and the driver"
+    elif balance.engine_siblings:
+        owner = f"engines of the same job ({', '.join(balance.engine_siblings)}), and the driver"
     elif siblings:
         owner = f"other processes of the same job ({', '.join(siblings)}), and the driver"
-    elif ledger.engine_kv_cache_bytes and not ledger.engine_is_in_the_process:
+    elif balance.engine_kv_cache_bytes and not balance.engine_is_in_the_process:
         owner = "the engine, and the driver"
     elif device and device.process_bytes is not None:
         owner = "other processes, and the driver"
     else:
         owner = "unexplained: other processes, or this one beside torch"
-    return LedgerEntry(owner, left, _DERIVED)
+    return BalanceEntry(owner, left, _DERIVED)
 
 
-def _engine_parts(ledger: Ledger) -> Iterator[LedgerEntry]:
-    engine = ledger.evidence.engine
+def _engine_parts(balance: Balance) -> Iterator[BalanceEntry]:
+    engine = balance.evidence.engine
     named = (
-        ("the engine's KV cache", ledger.engine_kv_cache_bytes),
+        ("the engine's KV cache", balance.engine_kv_cache_bytes),
         ("the engine's weights", engine.weights_bytes),
         ("the engine's CUDA graphs", engine.graphs_bytes),
     )
     for owner, size in named:
         if size:
-            yield LedgerEntry(owner, size, _ENGINES_LOG, is_part=True)
+            yield BalanceEntry(owner, size, _ENGINES_LOG, is_part=True)
 
 
-def _expectations(ledger: Ledger) -> Iterator[LedgerEntry]:
+def _expectations(balance: Balance) -> Iterator[BalanceEntry]:
     """Of one unsharded copy: a job that shards its model has a part of each."""
-    expected = ledger.expected
-    if ledger.failure.in_engine:
+    expected = balance.expected
+    if balance.failure.in_engine:
         return
-    if ledger.logits_bytes:
+    if balance.logits_bytes:
         source = "tokens of a micro-batch × vocabulary × 4"
-        yield LedgerEntry("logits", ledger.logits_bytes, source, is_expected=True)
+        yield BalanceEntry("logits", balance.logits_bytes, source, is_expected=True)
     if expected is None:
         return
     by = " by the model's name" if expected.is_guess else ""
@@ -136,10 +136,10 @@ def _expectations(ledger: Ledger) -> Iterator[LedgerEntry]:
     )
     for owner, size in named:
         if size:
-            yield LedgerEntry(owner, size, source, is_expected=True)
+            yield BalanceEntry(owner, size, source, is_expected=True)
 
 
-def host_entries(evidence: CollectedEvidence) -> list[LedgerEntry]:
+def host_entries(evidence: CollectedEvidence) -> list[BalanceEntry]:
     """The entries of the host's or the container's memory; empty if the evidence shows nothing of it."""
     host, engine, failure = evidence.host, evidence.engine, evidence.failure
     sizes = failure.sizes if failure and failure.kind in _OF_THE_HOST else {}
@@ -155,4 +155,4 @@ def host_entries(evidence: CollectedEvidence) -> list[LedgerEntry]:
         ("size of /dev/shm", host.shared_memory_bytes, "df, or the memory log"),
         ("request that failed", sizes.get("wanted_bytes", 0), "the message"),
     )
-    return [LedgerEntry(owner, size, source) for owner, size, source in named if size]
+    return [BalanceEntry(owner, size, source) for owner, size, source in named if size]

@@ -1,7 +1,6 @@
-"""The ledger of the failing process's GPU: computed once for a failure, and read by every rule.
+"""The balance of the failing process's GPU: observed memory by its holder, and what is expected of each holder.
 
-Every byte that the evidence names has an owner and a source, and what nobody owns is a line of its own. Beside the
-parts stands what is expected of them: the largest item that nobody expects is found before a class is named.
+It is computed once for a failure, and read by every cause.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind, GpuProcess
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
-from rljob_memory.evidence.activity import Activity
 from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.memory_figures import Measure
+from rljob_memory.evidence.figures import Measure
 from rljob_memory.evidence.model_facts import ModelFacts
-from rljob_memory.sizes import GIB
+from rljob_memory.sizes import GIB, MIB
 
 _LEAST_FOREIGN_BYTES = GIB
 _LEAST_FOREIGN_SHARE = 0.05
@@ -39,6 +38,15 @@ _FULL = 0.7
 _SAME = 0.05
 _LATEST = 8
 _NOTABLE = 0.1
+LARGE_SHARE = 0.25
+"""Share of the GPU above which an item explains a full one."""
+LARGE_ENGINE_SHARE = 0.75
+"""Share of the GPU with which an engine leaves a trainer too little, whatever torch's cache holds."""
+_TIMES_THE_CACHE = 4
+_FULL_OF_WEIGHTS, _SMALL_LOAD_REQUEST = 0.98, 0.01
+SMALLEST_CONTEXT_BYTES, LARGEST_CONTEXT_BYTES = 200 * MIB, 1280 * MIB
+"""A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
+H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device."""
 _WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
 """In the words before a figure."""
 _ENGINE_PROCESS = re.compile(
@@ -59,11 +67,26 @@ class Unexpected:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Balance:
     """The holders of the failing process's GPU. Sizes are 0 if they are unknown."""
 
     failure: Failure
     evidence: CollectedEvidence
+
+    @property
+    def device(self) -> DeviceMemory | None:
+        """Memory of the GPU, as the failing process saw it."""
+        return self.failure.device
+
+    @property
+    def requested_bytes(self) -> int:
+        """The request that failed."""
+        return self.failure.requested_bytes or 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """The request less the free memory."""
+        return max(self.requested_bytes - ((self.device.free_bytes if self.device else None) or 0), 0)
 
     @cached_property
     def total_bytes(self) -> int:
@@ -87,6 +110,59 @@ class Ledger:
             least = max(least + _OWN_BESIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
         foreign = device.foreign_bytes - known_bytes
         return foreign if foreign >= least else 0
+
+    @cached_property
+    def contexts_bytes(self) -> int:
+        """Memory of the other processes that hold about as much as a bare CUDA context."""
+        return sum(process.used_bytes for process in (self.device.others if self.device else ()) if is_context(process))
+
+    @property
+    def others_outweigh_the_cache(self) -> bool:
+        """True if the pieces of torch's cache are a small item, compared with what other processes hold of the GPU.
+
+        A foreign process is unexpected there. An engine of the same job takes its share in a healthy run too.
+        """
+        device, others = self.device, self.foreign_bytes()
+        if device is None or not device.total_bytes or self.evidence.shows_a_trainer or self.failure.role is not None:
+            return False
+        return others >= max(LARGE_SHARE * device.total_bytes, _TIMES_THE_CACHE * (device.cached_bytes or 0))
+
+    @property
+    def has_cache_for_the_request(self) -> bool:
+        """True if torch's cache in the failing process has several times the memory of the request."""
+        cached = self.device.own_cache_bytes if self.device else 0
+        return cached >= _TIMES_THE_CACHE * max(self.requested_bytes, 1)
+
+    @property
+    def has_a_cache_instead(self) -> bool:
+        """True if the message lists no other process, and torch's cache in its own has enough for the request."""
+        device = self.device
+        if device is None or device.process_bytes is None or device.others:
+            return False
+        ordinary_bytes = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
+        return device.own_cache_bytes >= max(device.requested_bytes, ordinary_bytes)
+
+    @property
+    def shows_a_holder_of_cache(self) -> bool:
+        """True if the evidence shows a process with a cache of torch's: a trainer, or an engine that woke."""
+        evidence, kind = self.evidence, self.failure.kind
+        if evidence.shows_a_trainer or evidence.engine.seen or evidence.series or evidence.siblings:
+            return True
+        is_in_torchs_error = kind is FailureKind.NCCL and "NCCL WARN" not in self.failure.text
+        return kind is FailureKind.ENGINE_WAKE or is_in_torchs_error
+
+    @property
+    def weights_fill_the_engine(self) -> bool:
+        """True if an engine without a telling stack has filled the GPU by small requests, and has no CUDA graphs yet.
+
+        It keeps a part of the GPU free of its KV cache for activations, but does not bound its weights.
+        """
+        failure, device = self.failure, self.device
+        if failure.kind is not FailureKind.ALLOCATOR or not failure.in_engine or failure.activity or device is None:
+            return False
+        held = (device.allocated_bytes or 0) - device.asleep_bytes
+        is_small = self.share(device.requested_bytes) <= _SMALL_LOAD_REQUEST
+        return self.share(held) >= _FULL_OF_WEIGHTS and is_small and not device.private_pool_bytes
 
     @cached_property
     def engine_siblings(self) -> tuple[str, ...]:
@@ -275,13 +351,14 @@ class Ledger:
         return sorted(items, key=lambda item: -item.size_bytes)
 
 
+def is_context(process: GpuProcess) -> bool:
+    """True if a process holds about as much as a CUDA context."""
+    return SMALLEST_CONTEXT_BYTES <= process.used_bytes <= LARGEST_CONTEXT_BYTES
+
+
 def _is_of_torch(series: MemorySeries) -> bool:
     """True if its samples are what torch holds in a policy process, not what a GPU has in use."""
     return series.is_policy and series.measure is Measure.TENSORS
-
-
-def ledger_of(failure: Failure, evidence: CollectedEvidence) -> Ledger:
-    return Ledger(failure, evidence)
 
 
 _ADAM_BYTES = 8

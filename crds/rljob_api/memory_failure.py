@@ -1,0 +1,448 @@
+"""MemoryFailure: the account that a process gives of its own out-of-memory failure, in numbers.
+
+The trainer and the probe build it in the process that fails, and write it as JSON: in the run's directory, in a
+termination message, in a StepReport. It is bounded, so that it fits there.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.api_model import ApiModel, Count, Timestamp
+from rljob_api.plan_change import Phase, Role
+
+MAX_SAMPLES_KEPT = 32
+MAX_PROCESSES_NAMED = 16
+MAX_NAME_LENGTH = 64
+MAX_FRAMES_KEPT = 16
+MAX_FRAME_LENGTH = 128
+MAX_FAILURE_TEXT_LENGTH = 1024
+
+Frame = Annotated[str, Field(max_length=MAX_FRAME_LENGTH)]
+"""A frame of a stack, as `file in function`."""
+
+ProcessName = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+"""Name of a program, which the kernel cuts after 15 characters."""
+
+
+class FailureKind(StrEnum):
+    """The memory that ran out, and the program that requested it. The cause is diagnosed separately."""
+
+    ALLOCATOR = "Allocator"
+    DRIVER = "Driver"
+    FRAGMENTED = "Fragmented"
+    COMPILED = "Compiled"
+    MATH_LIBRARY = "MathLibrary"
+    NCCL = "Nccl"
+    ENGINE_WAKE = "EngineWake"
+    ENGINE_SLEEP = "EngineSleep"
+    ENGINE_START = "EngineStart"
+    ENGINE_PROFILING = "EngineProfiling"
+    ENGINE_UNBALANCED = "EngineUnbalanced"
+    ENGINE_WARM_UP = "EngineWarmUp"
+    KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
+    HOST = "Host"
+    KILLED = "Killed"
+    LOST = "Lost"
+    SHARED_MEMORY = "SharedMemory"
+    SHARED_SEGMENT = "SharedSegment"
+    SEMAPHORE = "Semaphore"
+    BUS_ERROR = "BusError"
+    OBJECT_STORE = "ObjectStore"
+    LIMIT = "Limit"
+    NO_MESSAGE = "NoMessage"
+    UNFAMILIAR = "Unfamiliar"
+
+    @property
+    def meaning(self) -> str:
+        """The kind in one clause."""
+        return _MEANING[self]
+
+    @property
+    def memory(self) -> Literal["Device", "Host", "SharedMemory", "Limit"] | None:
+        """The memory that ran out; None if the kind leaves it open."""
+        if self in _OF_THE_HOST:
+            return "Host"
+        if self in _OF_SHARED_MEMORY:
+            return "SharedMemory"
+        if self is FailureKind.LIMIT:
+            return "Limit"
+        return None if self in (FailureKind.NO_MESSAGE, FailureKind.UNFAMILIAR) else "Device"
+
+
+_MEANING = {
+    FailureKind.ALLOCATOR: "torch's allocator could not get GPU memory",
+    FailureKind.DRIVER: "the GPU had no memory left",
+    FailureKind.FRAGMENTED: "no piece of the allocator's free GPU memory was large enough",
+    FailureKind.COMPILED: "a compiled program needs more memory than the device has",
+    FailureKind.MATH_LIBRARY: "cuBLAS or cuDNN could not get GPU memory",
+    FailureKind.NCCL: "NCCL could not get GPU memory",
+    FailureKind.ENGINE_WAKE: "the engine could not map its memory when it woke",
+    FailureKind.ENGINE_SLEEP: "memory in use grew while the engine went to sleep",
+    FailureKind.ENGINE_START: "less GPU memory was free than the engine's configured share",
+    FailureKind.ENGINE_PROFILING: "memory changed while the engine measured it",
+    FailureKind.ENGINE_UNBALANCED: "one GPU had less free memory than the others when the engine started",
+    FailureKind.ENGINE_WARM_UP: "the engine ran out of memory during its warm-up",
+    FailureKind.KV_CACHE_TOO_SMALL: "the engine's budget leaves too little for its KV cache",
+    FailureKind.HOST: "the host or the container ran out of memory",
+    FailureKind.KILLED: "a process was killed by SIGKILL",
+    FailureKind.LOST: "a process of Ray was lost, for one of several reasons",
+    FailureKind.SHARED_MEMORY: "/dev/shm is full",
+    FailureKind.SHARED_SEGMENT: "NCCL could not create a segment in /dev/shm",
+    FailureKind.SEMAPHORE: "a semaphore could not be created in /dev/shm",
+    FailureKind.BUS_ERROR: "a process died of a bus error",
+    FailureKind.OBJECT_STORE: "Ray's object store is full",
+    FailureKind.LIMIT: "a limit on the process's GPU memory was reached",
+    FailureKind.NO_MESSAGE: "a process exited with an out-of-memory code and without a message",
+    FailureKind.UNFAMILIAR: "a program reported a shortage of memory",
+}
+_OF_THE_HOST = frozenset({FailureKind.HOST, FailureKind.KILLED, FailureKind.LOST})
+_OF_SHARED_MEMORY = frozenset(
+    {
+        FailureKind.SHARED_MEMORY,
+        FailureKind.SHARED_SEGMENT,
+        FailureKind.SEMAPHORE,
+        FailureKind.BUS_ERROR,
+        FailureKind.OBJECT_STORE,
+    }
+)
+
+
+class Activity(StrEnum):
+    """The work of a process at the moment of a failure."""
+
+    WAKE = "WakeUp"
+    SLEEP = "Sleep"
+    PINNING = "Pinning"
+    OPTIMIZER = "OptimizerStep"
+    WEIGHT_SYNC = "WeightSync"
+    GATHERING = "Gathering"
+    CHECKPOINT = "Checkpoint"
+    MODEL_LOAD = "ModelLoad"
+    KV_CACHE = "KVCache"
+    ENGINE_PROFILING = "EngineProfiling"
+    ENGINE_WARM_UP = "EngineWarmUp"
+    GRAPH_CAPTURE = "GraphCapture"
+    SAMPLING = "Sampling"
+    LOGITS = "Logits"
+    BACKWARD = "Backward"
+    ENGINE_STEP = "EngineStep"
+    GENERATION = "Generation"
+    COLLECTING = "Collecting"
+    FORWARD = "Forward"
+
+    @property
+    def meaning(self) -> str:
+        """The activity, worded to follow `during`."""
+        return _DURING[self]
+
+
+_DURING = {
+    Activity.WAKE: "waking the engine up",
+    Activity.SLEEP: "putting the engine to sleep",
+    Activity.PINNING: "pinning host memory",
+    Activity.OPTIMIZER: "the optimizer's step",
+    Activity.WEIGHT_SYNC: "the weight sync",
+    Activity.GATHERING: "gathering the full parameters",
+    Activity.CHECKPOINT: "saving a checkpoint",
+    Activity.MODEL_LOAD: "loading the model",
+    Activity.KV_CACHE: "allocating the KV cache",
+    Activity.ENGINE_PROFILING: "the engine's profiling pass",
+    Activity.ENGINE_WARM_UP: "the engine's warm-up",
+    Activity.GRAPH_CAPTURE: "capturing CUDA graphs",
+    Activity.SAMPLING: "sampling",
+    Activity.LOGITS: "computing logits or log-probabilities",
+    Activity.BACKWARD: "the backward pass",
+    Activity.ENGINE_STEP: "a step of the engine",
+    Activity.GENERATION: "generation",
+    Activity.COLLECTING: "collecting the results of batches",
+    Activity.FORWARD: "the forward pass",
+}
+_ENGINE_ACTIVITIES = frozenset(
+    {
+        Activity.WAKE,
+        Activity.KV_CACHE,
+        Activity.ENGINE_PROFILING,
+        Activity.ENGINE_WARM_UP,
+        Activity.GRAPH_CAPTURE,
+        Activity.ENGINE_STEP,
+    }
+)
+_ACTIVITIES_ON_THE_GPU = frozenset(
+    {
+        Activity.FORWARD,
+        Activity.BACKWARD,
+        Activity.LOGITS,
+        Activity.SAMPLING,
+        Activity.KV_CACHE,
+        Activity.GRAPH_CAPTURE,
+        Activity.OPTIMIZER,
+        Activity.WEIGHT_SYNC,
+        Activity.WAKE,
+    }
+)
+_ENGINE_KINDS = frozenset(
+    {
+        FailureKind.ENGINE_WAKE,
+        FailureKind.ENGINE_SLEEP,
+        FailureKind.ENGINE_START,
+        FailureKind.ENGINE_PROFILING,
+        FailureKind.ENGINE_UNBALANCED,
+        FailureKind.ENGINE_WARM_UP,
+        FailureKind.KV_CACHE_TOO_SMALL,
+    }
+)
+_REQUESTS_FOR_THE_GPU = frozenset(
+    {FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.FRAGMENTED, FailureKind.COMPILED}
+)
+_LARGER_THAN_GPUS_BYTES = 160 << 30
+_SAME = 0.005
+"""Most difference between equal sizes, which messages print with two decimals."""
+_NOTABLE = 0.1
+
+
+class GpuProcess(ApiModel):
+    """Another process on the GPU."""
+
+    pid: Count
+    """Process id of the host. Inside a pod it names no process."""
+
+    used_bytes: Count
+    """GPU memory of the process."""
+
+    name: ProcessName = ""
+    """Name of the program. Empty: unknown."""
+
+
+class DeviceMemory(ApiModel):
+    """Memory of one GPU at the moment of a failure, as its own process saw it. A number that is unknown is absent."""
+
+    requested_bytes: Count
+    """The request that failed, rounded by the allocator to its segments."""
+
+    gpu: Count | None = None
+    """Index of the GPU in the process."""
+
+    total_bytes: Count | None = None
+    """Memory of the GPU."""
+
+    free_bytes: Count | None = None
+    """Free memory of the GPU, counting all processes."""
+
+    allocated_bytes: Count | None = None
+    """Memory in tensors."""
+
+    cached_bytes: Count | None = None
+    """Memory that torch's allocator has reserved and that is in no tensor."""
+
+    process_bytes: Count | None = None
+    """Memory of the failing process, with everything outside torch."""
+
+    allowed_bytes: Count | None = None
+    """Limit that was set on the process. Absent: none."""
+
+    private_pool_bytes: Count | None = None
+    """Memory in private pools, such as those of CUDA graphs."""
+
+    largest_cached_block_bytes: Count | None = None
+    """Largest free piece of the cache."""
+
+    others: Annotated[list[GpuProcess], Field(max_length=MAX_PROCESSES_NAMED)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Other processes on the GPU, as far as they are known."""
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Memory that torch's allocator held."""
+        if self.allocated_bytes is None or self.cached_bytes is None:
+            return None
+        return self.allocated_bytes + self.cached_bytes
+
+    @property
+    def had_room(self) -> bool:
+        """True if the request was refused although twice as much was free, beyond any rounding, and no cap was set."""
+        return self.allowed_bytes is None and (self.free_bytes or 0) >= 2 * max(self.requested_bytes, 1)
+
+    @property
+    def had_enough_free(self) -> bool:
+        """True if the request was refused although clearly more was free: then nobody else took its memory."""
+        return (self.free_bytes or 0) - self.requested_bytes >= max(1 << 28, self.requested_bytes // 10)
+
+    @property
+    def asks_for_a_copy(self) -> bool:
+        """True if one request is as large as all tensors, and those take a tenth of the device."""
+        held = self.allocated_bytes or 0
+        alike = abs(self.requested_bytes - held) <= _SAME * held
+        return bool(self.total_bytes) and alike and held >= _NOTABLE * (self.total_bytes or 0)
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Memory that torch counts and the process does not have: that of an engine that sleeps in the process."""
+        if self.process_bytes is None or self.reserved_bytes is None:
+            return 0
+        return max(self.reserved_bytes - self.process_bytes, 0)
+
+    @property
+    def own_cache_bytes(self) -> int:
+        """torch's cache, as far as the process has it: memory of a sleeping engine may be counted as cache too."""
+        return max((self.cached_bytes or 0) - self.asleep_bytes, 0)
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Memory that is neither free nor of the failing process; 0 if unknown."""
+        own = self.process_bytes or self.reserved_bytes
+        if self.total_bytes is None or self.free_bytes is None or own is None:
+            return 0
+        return max(self.total_bytes - self.free_bytes - own, 0)
+
+    def numbers(self) -> dict[str, int]:
+        """The known numbers, by name."""
+        known = {
+            "requested_bytes": self.requested_bytes,
+            "total_bytes": self.total_bytes,
+            "free_bytes": self.free_bytes,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_but_unallocated_bytes": self.cached_bytes,
+            "process_bytes": self.process_bytes,
+            "allowed_bytes": self.allowed_bytes,
+            "private_pool_bytes": self.private_pool_bytes,
+            "largest_cached_block_bytes": self.largest_cached_block_bytes,
+            "other_processes_bytes": self.foreign_bytes or None,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class EngineMemory(ApiModel):
+    """The inference engine in the failing process, or next to it."""
+
+    in_process: bool = False
+    """True if it runs in the failing process."""
+
+    asleep: bool = False
+    """True if it slept."""
+
+    kv_cache_bytes: Count | None = None
+    """Size of its KV cache. Absent: unknown."""
+
+    weights_bytes: Count | None = None
+    """Size of its weights. Absent: unknown."""
+
+
+class HostUse(ApiModel):
+    """Host memory of the failing process's container."""
+
+    used_bytes: Count = 0
+    """Memory in use, without memory that the kernel can reclaim. 0: unknown."""
+
+    limit_bytes: Count = 0
+    """Memory limit. 0: unknown, or none."""
+
+    oom_kills: Count = 0
+    """Processes that the kernel's out-of-memory killer has killed."""
+
+    shared_memory_used_bytes: Count = 0
+    """Memory in use in /dev/shm."""
+
+    shared_memory_bytes: Count = 0
+    """Size of /dev/shm. 0: unknown."""
+
+
+class StepMemory(ApiModel):
+    """Memory of torch's allocator after a step."""
+
+    allocated_bytes: Count
+    """Memory in tensors."""
+
+    reserved_bytes: Count
+    """Memory that torch's allocator has reserved."""
+
+
+class MemoryFailure(ApiModel):
+    """One out-of-memory failure, as the failing process knows it. A number that is unknown is absent."""
+
+    kind: FailureKind
+    """Memory that ran out, and the program that requested it."""
+
+    text: str = Field(default="", max_length=MAX_FAILURE_TEXT_LENGTH)
+    """Message of the error, shortened. For people; no number in it is read again."""
+
+    time: Timestamp | None = None
+    """Time of the failure."""
+
+    role: Role | None = None
+    """Role of the process: controller, policy or rollout."""
+
+    rank: Count | None = None
+    """Number of the process within its role, from 0."""
+
+    step: Count | None = None
+    """Step of the failure."""
+
+    phase: Phase | None = None
+    """Phase of the failure."""
+
+    micro_batch: Count | None = None
+    """Micro-batch of the failure, within an update."""
+
+    activity: Activity | None = None
+    """Work of the process, set by markers in its code, else found by the names in its stack."""
+
+    stack: Annotated[list[Frame], Field(max_length=MAX_FRAMES_KEPT)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Innermost frames of a process without markers, as `file in function`, the outermost first."""
+
+    device: DeviceMemory | None = None
+    """Memory of the GPU. Absent: unknown, or no GPU ran out."""
+
+    sizes: Annotated[dict[Annotated[str, Field(max_length=MAX_NAME_LENGTH)], Count], Field(max_length=8)] = Field(
+        default_factory=dict
+    )
+    """Other sizes that the error names, in bytes: the share that an engine wanted, the use and the limit of a
+    container."""
+
+    engine: EngineMemory | None = None
+    """The engine on the GPU. Absent: there is none, or nothing is known of it."""
+
+    siblings: Annotated[list[ProcessName], Field(max_length=MAX_PROCESSES_NAMED)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Names of the other processes of the container that have a GPU open. Absent: unknown."""
+
+    host: HostUse | None = None
+    """Host memory of the container."""
+
+    samples: Annotated[list[StepMemory], Field(max_length=MAX_SAMPLES_KEPT)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Memory after the last steps, the latest one last."""
+
+    @property
+    def is_of_the_gpu(self) -> bool:
+        """True if a request of a program for GPU memory failed."""
+        unfamiliar = self.kind is FailureKind.UNFAMILIAR and self.activity in _ACTIVITIES_ON_THE_GPU
+        return unfamiliar or self.kind in _REQUESTS_FOR_THE_GPU
+
+    @property
+    def requested_bytes(self) -> int | None:
+        """The request that failed, if it is known."""
+        return self.device.requested_bytes if self.device else self.sizes.get("wanted_bytes")
+
+    @property
+    def exceeds_every_gpu(self) -> bool:
+        """True if one request is larger than the memory of nearly all GPUs."""
+        return (self.requested_bytes or 0) >= _LARGER_THAN_GPUS_BYTES
+
+    @property
+    def in_engine(self) -> bool:
+        """True if the failing process is an engine, not the policy."""
+        return (
+            self.role == "rollout"
+            or self.kind in _ENGINE_KINDS
+            or self.activity in _ENGINE_ACTIVITIES
+            or self.phase == "rollout"
+        )
