@@ -165,13 +165,13 @@ def _update_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     yield line("logits", logits_bytes(model, chunk, compiled=compiled), f"{chunk:,} tokens × {model.vocabulary:,}")
     if plan.optimizer_offload or work.moment_bytes < _BFLOAT16_BYTES:
         yield line("streamed state", STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
-    bucket = max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
+    bucket = _bucket_bytes(model, plan)
     yield line("gathered bucket", bucket, "memory.syncBucketSize", "sync")
     packed: frozenset[Phase] = ALWAYS if plan.weight_export == "ReservedBuffer" else frozenset({"sync"})
     yield Line("policy", "packed bucket", "gpu", bucket, packed, f"weightExport {plan.weight_export}")
     if model.adapter_parameters:
-        merged = _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
-        yield line("merged weight", merged, "one weight with its adapter, float32", "sync")
+        merged = 2 * bucket + _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
+        yield line("merged weights", merged, "a bucket of weights with their adapters, float32", "sync")
 
 
 def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
@@ -195,8 +195,15 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         yield replace(nccl, is_in_torch=False)
     kind = "8 bits" if work.quantized_weights else f"{model.bytes_per_parameter} bytes a parameter"
     yield line("engine's weights", weights, awake | {"sync"}, kind)
+    yield line("loaded bucket", _bucket_bytes(model, plan), frozenset({"sync"}), "vLLM's load_weights")
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
+
+
+def _bucket_bytes(model: ModelShape, plan: MemoryPlan) -> int:
+    """Weights that a sync sends at a time. Policy and engine together have three times as much on a GPU
+    (plan_accuracy.json)."""
+    return max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
 
 
 def engine_sleeps(work: Workload, plan: MemoryPlan) -> bool:
