@@ -91,6 +91,8 @@ def _structural(schema: Schema) -> Schema:
                 result |= {_BOUNDS[key]: value, key: True}
             case "const":
                 result["enum"] = [value]
+            case "propertyNames":
+                pass  # the API server does not know it; the names are checked when the object is read
             case _:
                 result[key] = value
     return dict(sorted(result.items()))

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from rljob_api.custom_resource import rljob_definition
 from rljob_api.generate import generated_files
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemorySettings
 from rljob_api.schemas import structural_schema
+from rljob_api.step_report import StepReport
 from tests.unit.api.api_server import parts, with_defaults
 
 VERSION = rljob_definition()["spec"]["versions"][0]
@@ -82,3 +84,23 @@ def test_the_json_schema_has_exactly_the_fields_of_the_spec() -> None:
     assert "status" not in schema["properties"]
     editor, kubernetes = (dict(parts(each["properties"]["spec"])).keys() for each in (schema, SCHEMA))
     assert editor == kubernetes
+
+
+KNOWN_TO_THE_API_SERVER = {
+    *("type", "properties", "items", "additionalProperties", "required", "description", "default", "enum", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "multipleOf"),
+    *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "anyOf", "allOf", "oneOf", "not"),
+    *("nullable", "title", "example"),
+}
+"""JSONSchemaProps of apiextensions.k8s.io/v1; it refuses others."""
+
+
+@pytest.mark.parametrize("model", [RLJob, StepReport])
+def test_the_schema_has_only_what_the_api_server_knows(model: type[BaseModel]) -> None:
+    def unknown(schema: dict[str, Any]) -> set[str]:
+        below = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
+        below += [schema[name] for name in ("items", "additionalProperties") if name in schema]
+        here = {key for key in schema if not key.startswith("x-kubernetes-")} - KNOWN_TO_THE_API_SERVER
+        return here.union(*map(unknown, below))
+
+    assert unknown(structural_schema(model)) == set()
