@@ -367,7 +367,7 @@ def main() -> None:
             gpus = [handles[index] for index in mine]
             try:
                 row = row_of(name, ARMS[name], given.steps, given.runs / name / "run", gpus, given.models, smoke=False)
-            except Exception as error:  # the other arms go on
+            except Exception as error:  # the other arms still run
                 row = {"arm": name, "exit_code": None, "reason": repr(error)}
         with lock:
             rows.append(row)

@@ -112,7 +112,7 @@ def setup_for(spec: RLJobSpec, directory: Path, options: PlanOptions) -> Setup:
 
 
 def _shape(spec: RLJobSpec, hardware: Hardware) -> ModelShape:
-    """From the model's `config.json` if it is on this machine, else from its URI. Raises `BadInput`."""
+    """The shape in the model's `config.json` if that is on this machine, else the one in its URI. Raises `BadInput`."""
     size = compute_bytes(spec, hardware.device)
     scheme, _, location = spec.model.uri.partition("://")
     folder = Path("/", location) if scheme == "file" else _in_hub_cache(location) if scheme == "hf" else None

@@ -7,7 +7,7 @@ termination message, in a StepReport. It is bounded, so that it fits there.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -61,17 +61,6 @@ class FailureKind(StrEnum):
         """The kind in one clause."""
         return _MEANING[self]
 
-    @property
-    def memory(self) -> Literal["Device", "Host", "SharedMemory", "Limit"] | None:
-        """The memory that ran out; None if the kind leaves it open."""
-        if self in _OF_THE_HOST:
-            return "Host"
-        if self in _OF_SHARED_MEMORY:
-            return "SharedMemory"
-        if self is FailureKind.LIMIT:
-            return "Limit"
-        return None if self in (FailureKind.NO_MESSAGE, FailureKind.UNFAMILIAR) else "Device"
-
 
 _MEANING = {
     FailureKind.ALLOCATOR: "torch's allocator could not get GPU memory",
@@ -99,16 +88,6 @@ _MEANING = {
     FailureKind.NO_MESSAGE: "a process exited with an out-of-memory code and without a message",
     FailureKind.UNFAMILIAR: "a program reported a shortage of memory",
 }
-_OF_THE_HOST = frozenset({FailureKind.HOST, FailureKind.KILLED, FailureKind.LOST})
-_OF_SHARED_MEMORY = frozenset(
-    {
-        FailureKind.SHARED_MEMORY,
-        FailureKind.SHARED_SEGMENT,
-        FailureKind.SEMAPHORE,
-        FailureKind.BUS_ERROR,
-        FailureKind.OBJECT_STORE,
-    }
-)
 
 
 class Activity(StrEnum):
@@ -161,44 +140,6 @@ _DURING = {
     Activity.COLLECTING: "collecting the results of batches",
     Activity.FORWARD: "the forward pass",
 }
-_ENGINE_ACTIVITIES = frozenset(
-    {
-        Activity.WAKE,
-        Activity.KV_CACHE,
-        Activity.ENGINE_PROFILING,
-        Activity.ENGINE_WARM_UP,
-        Activity.GRAPH_CAPTURE,
-        Activity.ENGINE_STEP,
-    }
-)
-_ACTIVITIES_ON_THE_GPU = frozenset(
-    {
-        Activity.FORWARD,
-        Activity.BACKWARD,
-        Activity.LOGITS,
-        Activity.SAMPLING,
-        Activity.KV_CACHE,
-        Activity.GRAPH_CAPTURE,
-        Activity.OPTIMIZER,
-        Activity.WEIGHT_SYNC,
-        Activity.WAKE,
-    }
-)
-_ENGINE_KINDS = frozenset(
-    {
-        FailureKind.ENGINE_WAKE,
-        FailureKind.ENGINE_SLEEP,
-        FailureKind.ENGINE_START,
-        FailureKind.ENGINE_PROFILING,
-        FailureKind.ENGINE_UNBALANCED,
-        FailureKind.ENGINE_WARM_UP,
-        FailureKind.KV_CACHE_TOO_SMALL,
-    }
-)
-_REQUESTS_FOR_THE_GPU = frozenset(
-    {FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.FRAGMENTED, FailureKind.COMPILED}
-)
-_LARGER_THAN_GPUS_BYTES = 160 << 30
 _SAME = 0.005
 """Most difference between equal sizes, which messages print with two decimals."""
 _NOTABLE = 0.1
@@ -422,27 +363,6 @@ class MemoryFailure(ApiModel):
     """Memory after the last steps, the latest one last."""
 
     @property
-    def is_of_the_gpu(self) -> bool:
-        """True if a request of a program for GPU memory failed."""
-        unfamiliar = self.kind is FailureKind.UNFAMILIAR and self.activity in _ACTIVITIES_ON_THE_GPU
-        return unfamiliar or self.kind in _REQUESTS_FOR_THE_GPU
-
-    @property
     def requested_bytes(self) -> int | None:
         """The request that failed, if it is known."""
         return self.device.requested_bytes if self.device else self.sizes.get("wanted_bytes")
-
-    @property
-    def exceeds_every_gpu(self) -> bool:
-        """True if one request is larger than the memory of nearly all GPUs."""
-        return (self.requested_bytes or 0) >= _LARGER_THAN_GPUS_BYTES
-
-    @property
-    def in_engine(self) -> bool:
-        """True if the failing process is an engine, not the policy."""
-        return (
-            self.role == "rollout"
-            or self.kind in _ENGINE_KINDS
-            or self.activity in _ENGINE_ACTIVITIES
-            or self.phase == "rollout"
-        )

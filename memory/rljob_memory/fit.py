@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rljob_api.memory_plan import MemorySettings
-from rljob_memory.budget import PHASES, Phase, Pod, Setup
+from rljob_memory.budget import Setup
 from rljob_memory.budget.gpu import activation_bytes_per_token
 from rljob_memory.budget.host import USABLE_HOST_SHARE
+from rljob_memory.budget.setup import Lack
 from rljob_memory.hardware import GPU_TYPES
 from rljob_memory.plan import Choice, best_choice
 from rljob_memory.sizes import TIB, human_bytes
@@ -21,17 +22,6 @@ _NOTICEABLE = 1.05
 _GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 GPUS_OF_A_MACHINE = 8
 _LONGEST_RESPONSE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """Memory that is missing in one phase."""
-
-    place: Literal["gpu", "host"]
-    pod: Pod
-    phase: Phase
-    needed_bytes: int
-    usable_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +48,11 @@ class Fit:
     def verdict(self) -> Verdict:
         if self.lack is not None:
             return "does not fit"
+        return "fits at a price" if self._is_noticeable(self.price_seconds) else "fits"
+
+    def _is_noticeable(self, price_seconds: float) -> bool:
         seconds = self.choice.budget.seconds()
-        return "fits at a price" if seconds > _NOTICEABLE * (seconds - self.price_seconds) else "fits"
+        return seconds > _NOTICEABLE * (seconds - price_seconds)
 
     @property
     def sentence(self) -> str:
@@ -74,8 +67,8 @@ class Fit:
                 f"does not fit, because the {lack.phase} needs {human_bytes(lack.needed_bytes)} of {where}, and "
                 f"{human_bytes(lack.usable_bytes)} can be used ({uses})"
             )
-        price = f" of {self.price_seconds:,.1f} s a step" if self.verdict == "fits at a price" else ""
-        return f"{self.verdict}{price}"
+        price = self.price_seconds
+        return f"fits at a price of {price:,.1f} s a step" if self._is_noticeable(price) else "fits"
 
     # --- other plans and machines ---
 
@@ -161,18 +154,12 @@ def with_gpus(setup: Setup, count: int) -> Setup:
 def _lack(setup: Setup, choice: Choice) -> Lack | None:
     """The phase of a GPU that lacks most memory, else the host's; None if everything fits."""
     predicted = choice.budget
-    lacks = []
-    if setup.hardware.device == "cuda":
-        for pod in predicted.pods():
-            for phase in PHASES:
-                needed, usable = predicted.total("gpu", phase, pod=pod), setup.usable_bytes(phase, pod)
-                lacks.append(Lack("gpu", pod, phase, needed, usable))
-    if all(lack.needed_bytes <= lack.usable_bytes for lack in lacks):
-        phase = predicted.peak_phase("host")
-        needed = setup.work.policy_pods * predicted.total("host", phase)
-        lacks = [Lack("host", "policy", phase, needed, int(setup.hardware.host_memory_bytes * USABLE_HOST_SHARE))]
-    worst = max(lacks, key=lambda lack: lack.needed_bytes - lack.usable_bytes)
-    return worst if worst.needed_bytes > worst.usable_bytes else None
+    if lack := setup.gpu_lack(predicted):
+        return lack
+    phase = predicted.peak_phase("host")
+    needed = setup.work.policy_pods * predicted.total("host", phase)
+    host = Lack("host", "policy", phase, needed, int(setup.hardware.host_memory_bytes * USABLE_HOST_SHARE))
+    return host if host.missing_bytes > 0 else None
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int:

@@ -21,9 +21,9 @@ class GpuType:
     """Dense bfloat16 operations per second."""
     memory_rate: float
     pcie_rate: float
-    """From and to host memory."""
+    """Between the GPU and host memory."""
     link_rate: float
-    """From and to another GPU of the machine: NVLink, or PCIe."""
+    """Between two GPUs of a machine: NVLink, or PCIe."""
 
 
 _PCIE_4, _PCIE_5 = 32e9, 64e9

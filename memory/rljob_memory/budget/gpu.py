@@ -52,6 +52,13 @@ STREAMING_BYTES = int(1.5 * GIB)
 """An optimizer step whose state passes through the GPU, or is in 8 bits: three buckets of the state, and the masters of
 one."""
 
+_LOADED_BUCKETS = 2
+"""Buckets' worth of memory that an engine takes while it loads one: 1.8 to 2.2 for 0.6B to 8B (plan_accuracy.json)."""
+
+_MERGED_BUCKETS = 2
+"""Buckets' worth of merged weights, and of memory that they leave in the allocator's cache: 8B with adapters of rank 16
+reserved 3.1 GiB for buckets of 1.2 GiB (plan_accuracy.json)."""
+
 _BFLOAT16_BYTES, _FLOAT32_BYTES = 2, 4
 
 SMALLEST_KV_CACHE_BYTES = 64 * MIB
@@ -166,12 +173,13 @@ def _update_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     if plan.optimizer_offload or work.moment_bytes < _BFLOAT16_BYTES:
         yield line("streamed state", STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
     bucket = _bucket_bytes(model, plan)
-    yield line("gathered bucket", bucket, "memory.syncBucketSize", "sync")
+    if work.policy_ranks > 1:
+        yield line("gathered bucket", bucket, "memory.syncBucketSize", "sync")
     packed: frozenset[Phase] = ALWAYS if plan.weight_export == "ReservedBuffer" else frozenset({"sync"})
     yield Line("policy", "packed bucket", "gpu", bucket, packed, f"weightExport {plan.weight_export}")
     if model.adapter_parameters:
-        merged = 2 * bucket + _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
-        yield line("merged weights", merged, "a bucket of weights with their adapters, float32", "sync")
+        merged = _MERGED_BUCKETS * bucket + _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
+        yield line("merged weights", merged, "a bucket of them, and one in float32", "sync")
 
 
 def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
@@ -195,14 +203,14 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         yield replace(nccl, is_in_torch=False)
     kind = "8 bits" if work.quantized_weights else f"{model.bytes_per_parameter} bytes a parameter"
     yield line("engine's weights", weights, awake | {"sync"}, kind)
-    yield line("loaded bucket", _bucket_bytes(model, plan), frozenset({"sync"}), "vLLM's load_weights")
+    loaded = _LOADED_BUCKETS * _bucket_bytes(model, plan)
+    yield line("loaded buckets", loaded, frozenset({"sync"}), "vLLM's load_weights")
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
 
 
 def _bucket_bytes(model: ModelShape, plan: MemoryPlan) -> int:
-    """Weights that a sync sends at a time. Policy and engine together have three times as much on a GPU
-    (plan_accuracy.json)."""
+    """Weights that a sync sends at a time."""
     return max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rljob_memory.budget.lines import PHASES, Budget, Phase, Pod
 from rljob_memory.hardware import Hardware
@@ -14,6 +15,21 @@ USABLE_SHARE = 0.9
 
 _EXACT_PHASES: frozenset[Phase] = frozenset({"sync"})
 """Phases of well-known sizes, weights and buckets, which may fill a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Memory that is missing in one phase."""
+
+    place: Literal["gpu", "host"]
+    pod: Pod
+    phase: Phase
+    needed_bytes: int
+    usable_bytes: int
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.needed_bytes - self.usable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +48,22 @@ class Setup:
             size = hardware.engine_device_memory_bytes or size
         return size if phase in _EXACT_PHASES else int(size * USABLE_SHARE)
 
-    def missing_bytes(self, predicted: Budget) -> int:
-        """Memory that a GPU lacks, in the phase that lacks most; 0 if the budget fits, or without GPUs."""
+    def gpu_lack(self, predicted: Budget) -> Lack | None:
+        """The phase of a GPU that lacks most memory; None if the budget fits, or without GPUs."""
         if self.hardware.device == "cpu":
-            return 0
-        lacks = (
-            predicted.total("gpu", phase, pod=pod) - self.usable_bytes(phase, pod)
+            return None
+        needs = (
+            Lack("gpu", pod, phase, predicted.total("gpu", phase, pod=pod), self.usable_bytes(phase, pod))
             for pod in predicted.pods()
             for phase in PHASES
         )
-        return max(0, *lacks)
+        worst = max(needs, key=lambda lack: lack.missing_bytes)
+        return worst if worst.missing_bytes > 0 else None
+
+    def missing_bytes(self, predicted: Budget) -> int:
+        """Memory that a GPU lacks, in the phase that lacks most; 0 if the budget fits, or without GPUs."""
+        lack = self.gpu_lack(predicted)
+        return lack.missing_bytes if lack else 0
 
     def with_work(self, **changes: object) -> Setup:
         """The setup of a job whose workload differs in `changes`."""

@@ -4,12 +4,52 @@ from __future__ import annotations
 
 from typing import Self
 
-from rljob_api.memory_failure import DeviceMemory, FailureKind, GpuProcess, MemoryFailure
+from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind, GpuProcess, MemoryFailure
+from rljob_memory.hardware import GPU_TYPES
 
 __all__ = ["KUBELETS_REPORT", "DeviceMemory", "Failure", "FailureKind", "GpuProcess"]
 
 KUBELETS_REPORT = ".ended.log"
 """End of the name of a file with the kubelet's report of how a container ended."""
+
+_ACTIVITIES_ON_THE_GPU = frozenset(
+    {
+        Activity.FORWARD,
+        Activity.BACKWARD,
+        Activity.LOGITS,
+        Activity.SAMPLING,
+        Activity.KV_CACHE,
+        Activity.GRAPH_CAPTURE,
+        Activity.OPTIMIZER,
+        Activity.WEIGHT_SYNC,
+        Activity.WAKE,
+    }
+)
+_ENGINE_KINDS = frozenset(
+    {
+        FailureKind.ENGINE_WAKE,
+        FailureKind.ENGINE_SLEEP,
+        FailureKind.ENGINE_START,
+        FailureKind.ENGINE_PROFILING,
+        FailureKind.ENGINE_UNBALANCED,
+        FailureKind.ENGINE_WARM_UP,
+        FailureKind.KV_CACHE_TOO_SMALL,
+    }
+)
+_REQUESTS_FOR_THE_GPU = frozenset(
+    {FailureKind.ALLOCATOR, FailureKind.DRIVER, FailureKind.FRAGMENTED, FailureKind.COMPILED}
+)
+_ENGINE_ACTIVITIES = frozenset(
+    {
+        Activity.WAKE,
+        Activity.KV_CACHE,
+        Activity.ENGINE_PROFILING,
+        Activity.ENGINE_WARM_UP,
+        Activity.GRAPH_CAPTURE,
+        Activity.ENGINE_STEP,
+    }
+)
+_LARGEST_GPU_BYTES = max(kind.memory_bytes for kind in GPU_TYPES.values())
 
 
 class Failure(MemoryFailure):
@@ -39,9 +79,24 @@ class Failure(MemoryFailure):
     @property
     def is_of_the_gpu(self) -> bool:
         """True if a request of a program for GPU memory failed, also if only its words name the GPU."""
-        if self.kind is FailureKind.UNFAMILIAR and self.of_the_gpu is not None:
-            return self.of_the_gpu
-        return super().is_of_the_gpu
+        if self.kind is not FailureKind.UNFAMILIAR:
+            return self.kind in _REQUESTS_FOR_THE_GPU
+        return self.activity in _ACTIVITIES_ON_THE_GPU if self.of_the_gpu is None else self.of_the_gpu
+
+    @property
+    def exceeds_every_gpu(self) -> bool:
+        """True if one request is larger than the memory of every known GPU."""
+        return (self.requested_bytes or 0) > _LARGEST_GPU_BYTES
+
+    @property
+    def in_engine(self) -> bool:
+        """True if the failing process is an engine, not the policy."""
+        return (
+            self.role == "rollout"
+            or self.kind in _ENGINE_KINDS
+            or self.activity in _ENGINE_ACTIVITIES
+            or self.phase == "rollout"
+        )
 
     @property
     def is_of_the_kubelet(self) -> bool:

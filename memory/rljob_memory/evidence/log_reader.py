@@ -147,7 +147,7 @@ class LogReader:
         if not any(failure.source == self._source for failure in self._builder.failures):
             for writer, line in self._raised:
                 self._look_for_failure(writer, line)
-        if self._last_line > self._retry_line:  # the program went on
+        if self._last_line > self._retry_line:  # the program continued
             self._replace(self._retried, retried=True)
         self._explain_by_other_stacks()
 
@@ -414,7 +414,7 @@ def _without_longer(words: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def _place_of(stack: tuple[str, ...]) -> dict[str, object]:
-    """What a stack shows of the failure that belongs to it."""
+    """Values of a failure, from its stack."""
     return {
         "activity": activity_of(stack),
         "role": "rollout" if _runs_an_engine(stack) else None,

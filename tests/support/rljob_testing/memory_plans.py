@@ -49,7 +49,7 @@ def memory_setup(**changes: Any) -> Setup:
 
 
 def memory_facts(**changes: Any) -> MemoryFacts:
-    """What a trainer reports of `memory_setup`."""
+    """The facts about `memory_setup`, as a trainer reports them."""
     return facts_of(memory_setup(**changes))
 
 

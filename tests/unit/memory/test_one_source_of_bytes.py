@@ -10,7 +10,7 @@ from rljob_testing.repository import ROOT
 
 _SIZE = re.compile(r"^_?[A-Z][A-Z0-9_]*BYTES[A-Z0-9_]*\b.*=.*(?:\b[GMK]IB\b|<<|\d{6,})", re.MULTILINE)
 _SOURCES = {"budget", "hardware.py"}
-"""What defines sizes: the budget, and the table of GPUs."""
+"""Modules that may define sizes: the budget and the table of GPUs."""
 _OTHER_MEANINGS = {
     "plan.py": "bounds of a search",
     "next_plan.py": "sizes of another trainer, which only count relative to each other",

@@ -103,7 +103,7 @@ def test_an_account_is_of_the_request_that_the_message_names(observed: Observed)
     observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)
     assert take_account("CUDA out of memory. Tried to allocate 1.17 GiB.") is not None
     for other in ("CUDA out of memory. Tried to allocate 1.20 GiB.", "out of memory", ""):
-        observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)  # caught by the program, which went on
+        observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)  # caught by the program, which continued
         assert take_account(other) is None
 
 
