@@ -33,7 +33,7 @@ demo: setup ## Train a tiny model on this machine's CPU, in about a minute
 	@echo "  $(BIN)/rljob run examples/smollm2-chain-sum.yaml"
 
 .PHONY: demo-cluster
-demo-cluster: cluster images ## The same in pods, on a Kubernetes built and started on this machine (root)
+demo-cluster: image-builder cluster images ## The same in pods, on a Kubernetes built and started on this machine (root)
 	@scripts/demo-cluster
 
 .PHONY: model
@@ -76,6 +76,10 @@ cluster-down: setup ## Stop that Kubernetes and remove its state
 .PHONY: cluster-status
 cluster-status: setup ## Show what runs, and the path of its kubeconfig
 	$(CLUSTER) status
+
+.PHONY: image-builder
+image-builder: setup
+	@$(BIN)/python images/build --check
 
 .PHONY: images
 images: model ## Build the images of operator, trainer and model (DEVICE=gpu: the trainer for GPUs, 9 GB)

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         builder = find_builder(options.builder)
+        if options.check:
+            return 0
         recipes = [
             recipe(name, device=options.device, model_directory=options.model_directory) for name in options.image
         ]
@@ -79,6 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="files of the model, in a folder …/REGISTRY/REPOSITORY/NAME/TAG (default: the model of `make model`)",
     )
+    parser.add_argument("--check", action="store_true", help="only find the program that builds the images")
     parser.add_argument("--rebuild", action="store_true", help="build even if nothing changed")
     options = parser.parse_args(arguments)
     if unknown := set(options.image) - {*NAMES, *EXAMPLES}:
