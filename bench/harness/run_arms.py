@@ -28,6 +28,7 @@ from rljob_memory.budget.gpu import evenly_filled
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
+from rljob_memory.plan_settings import text_of
 from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
@@ -255,7 +256,7 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
         "microBatchTokens": plan.micro_batch_tokens,
         "logprobChunkTokens": plan.logprob_chunk_tokens,
         "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
-        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "optimizerOffload": text_of("optimizer_offload", plan.optimizer_offload),
         "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
         "syncBucketSize": str(plan.sync_bucket_bytes),
     }
