@@ -22,10 +22,14 @@ import yaml
 from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
-from rljob_memory.budget import Setup
+from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget import Phase, Setup, budget
+from rljob_memory.budget.gpu import evenly_filled
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
+from rljob_memory.plan_settings import text_of
+from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
 from rljob_trainer.hardware import this_machine
@@ -151,8 +155,8 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
     row: Row = {"all_seconds": [step["total_seconds"] for step in all_steps]}
     if ready := [line["seconds"] for line in lines if line["kind"] == "ready"]:
         row |= {"start_up_seconds": sum(ready[0].values()), "start_up_by_part": ready[0]}
-    if plans := [line["plan"] for line in lines if line["kind"] == "attempt"]:
-        row["plan"] = plans[0]
+    if attempts := [line for line in lines if line["kind"] == "attempt" and line.get("plan")]:
+        row |= {"plan": attempts[0]["plan"], "predicted": predicted(attempts[0])}
     steps = all_steps[warm_up_steps:]
     if not steps:
         return row
@@ -165,6 +169,27 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
         "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),
         "metrics": {name: [step["metrics"].get(name) for step in steps] for name in METRICS},
         "memory": {log.stem: memory_of(log) for log in sorted((output / "memory").glob("*-*.jsonl"))},
+        "reserved_by_phase": {
+            log.stem: reserved_by_phase(log, steps[0]["step"]) for log in sorted((output / "memory").glob("*-0.jsonl"))
+        },
+    }
+
+
+def predicted(attempt: Row) -> Row:
+    """Seconds and GPU memory by phase that the budget predicts for the plan of an attempt; empty without its facts."""
+    setup = setup_of_facts(attempt["plan_facts"])
+    if setup is None:
+        return {}
+    found = budget(setup, evenly_filled(setup.work, MemoryPlan.model_validate(attempt["plan"])))
+    phases: tuple[Phase, ...] = ("rollout", "update", "sync")
+    return {
+        "seconds_per_step": found.seconds(),
+        "seconds_by_phase": {phase: found.seconds(phase) for phase in phases},
+        "gpu_bytes_by_phase": {phase: found.peak("gpu", phase) for phase in phases},
+        "reserved_by_phase": {
+            "policy": {phase: found.in_torch("policy", phase) for phase in ("update", "optimizer", "sync")},
+            "rollout": {"rollout": found.in_torch("engine", "rollout")},
+        },
     }
 
 
@@ -208,6 +233,15 @@ def memory_of(log: Path) -> dict[str, int]:
     }
 
 
+def reserved_by_phase(log: Path, first_step: int) -> dict[str, int]:
+    """Peak memory that the process's torch reserved in each phase, from a step on."""
+    peaks: dict[str, int] = {}
+    for sample in complete_lines(log):
+        if sample["step"] >= first_step:
+            peaks[sample["phase"]] = max(sample.get("peak_reserved_bytes", 0), peaks.get(sample["phase"], 0))
+    return peaks
+
+
 def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
     """`spec.memory` of the spec `job`, with the sizes of its plan for a GPU of `card_bytes`. Resolves the model."""
     spec = RLJobSpec.model_validate(job, by_alias=True, by_name=False)
@@ -222,7 +256,7 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
         "microBatchTokens": plan.micro_batch_tokens,
         "logprobChunkTokens": plan.logprob_chunk_tokens,
         "activationCheckpointing": "Enabled" if plan.activation_checkpointing else "Disabled",
-        "optimizerOffload": "Enabled" if plan.optimizer_offload else "Disabled",
+        "optimizerOffload": text_of("optimizer_offload", plan.optimizer_offload),
         "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
         "syncBucketSize": str(plan.sync_bucket_bytes),
     }

@@ -323,7 +323,8 @@ def sweep_report(fits: Mapping[str, Fit | None]) -> Iterator[str]:
             yield f"{memory}{'more than 64':>13}"
             continue
         plan = found.choice.plan
-        switches = ", ".join(name_of(switch) for switch in SWITCHES if getattr(plan, switch)) or "–"
+        chosen = {name_of(switch): text_of(switch, value) for switch in SWITCHES if (value := getattr(plan, switch))}
+        switches = ", ".join(name if text == "Enabled" else f"{name} {text}" for name, text in chosen.items()) or "–"
         seconds = f"{found.choice.budget.seconds():,.1f}"
         yield f"{memory}{found.setup.work.policy_ranks:>13}{seconds:>11}   {switches}"
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from rljob_api.api_model import ApiModel, PositiveCount, Toggle
+from rljob_api.api_model import ApiModel, PositiveCount, Text, Toggle
 from rljob_api.quantity import AutoOrBytes, AutoOrCount
+
+ToggleOrPercent = Annotated[
+    str, Text(r"^(Auto|Enabled|Disabled|[1-9][0-9]?%)$", "Auto, Enabled, Disabled, or a percentage such as 50%", 8)
+]
+"""A switch that can be on for a part."""
 
 RolloutSleep = Literal["Disabled", "Level1", "Level2"]
 """Sleep mode of a vLLM engine while the policy uses the GPU."""
@@ -43,9 +48,10 @@ class MemorySettings(ApiModel):
     activation_checkpointing: Toggle = "Auto"
     """If enabled, the policy recomputes activations in the backward pass instead of storing them."""
 
-    optimizer_offload: Toggle = "Auto"
-    """If enabled, the optimizer state stays in host memory and streams through the GPU during an optimizer step. A
-    reference model stays in host memory as well."""
+    optimizer_offload: ToggleOrPercent = "Auto"
+    """Part of the optimizer state that stays in host memory and streams through the GPU during an optimizer step: a
+    percentage such as 50%, all of it (Enabled), or nothing (Disabled). With Enabled, a reference model stays in host
+    memory as well."""
 
     policy_offload: Toggle = "Auto"
     """If enabled, the weights of the policy, and of a reference model, stay in host memory while the engine on the same
@@ -62,6 +68,11 @@ class MemorySettings(ApiModel):
     """Buffer for the weights that the policy shares with the engine on the same GPU through CUDA IPC. ReservedBuffer:
     keep one buffer for the whole job. SwitchSegments: allocate it in each sync, with expandable segments switched
     off."""
+
+
+def _as_share(given: object) -> object:
+    """Plans of earlier versions have a boolean."""
+    return float(given) if isinstance(given, bool) else given
 
 
 class MemoryPlan(ApiModel):
@@ -91,8 +102,9 @@ class MemoryPlan(ApiModel):
     activation_checkpointing: bool
     """The policy recomputes activations in the backward pass instead of storing them."""
 
-    optimizer_offload: bool
-    """The optimizer state stays in host memory and streams through the GPU during an optimizer step."""
+    optimizer_offload: Annotated[float, Field(ge=0, le=1), BeforeValidator(_as_share)]
+    """Part of the optimizer state that stays in host memory and streams through the GPU during an optimizer step, from
+    0 to 1."""
 
     policy_offload: bool = False
     """The weights of the policy, and of a reference model, stay in host memory while the engine on the same GPU

@@ -1,7 +1,8 @@
 """The first memory plan of a job: pinned settings, and for `Auto` settings the fastest values that fit.
 
-A plan is a choice of three switches (where the optimizer's state is, where the weights are while the engine generates,
-whether activations are recomputed) and of sizes, which follow from the room that the switches leave. Of all choices
+A plan is a choice of three switches (how much of the optimizer's state is in host memory, where the weights are while
+the engine generates, whether activations are recomputed) and of sizes, which follow from the room that the switches
+leave. Of all choices
 that fit by the budget, the one with the fewest predicted seconds wins. The estimates need to be sane rather than exact:
 an error shows as an out-of-memory failure, which changes the plan.
 """
@@ -9,14 +10,14 @@ an error shows as an out-of-memory failure, which changes the plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.budget import Budget, Setup, budget, gpu_budget
-from rljob_memory.budget.gpu import activation_bytes_per_token, kv_bytes, smallest_kv_cache_bytes
+from rljob_memory.budget.gpu import PolicyState, activation_bytes_per_token, kv_bytes, smallest_kv_cache_bytes
 from rljob_memory.budget.host import host_holds
 from rljob_memory.plan_settings import pinned_values
 from rljob_memory.sizes import GIB, MIB
@@ -38,6 +39,9 @@ _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _LOGIT_BYTES = 4
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
 """Between syncs this keeps no buffer; bench/programs/memory_settings.py measures both."""
+
+_OFFLOADS = 0.0, 0.25, 0.5, 0.75, 1.0
+"""Shares of the optimizer's state in host memory for which sizes are chosen. What these leave takes state back."""
 
 SWITCHES = ("optimizer_offload", "policy_offload", "activation_checkpointing")
 
@@ -81,6 +85,8 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
     sleep = pinned.get("rollout_sleep", "Level2" if shares_gpu else "Disabled")
     for switches in _switches(setup, pinned, engine_sleeps=sleep != "Disabled"):
         plan = _plan(setup, pinned, {**switches, "rollout_sleep": sleep})
+        if plan.optimizer_offload > 0 and "optimizer_offload" not in pinned:
+            plan = _with_least_offload(setup, plan)
         chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}
         moves = chosen & {"optimizer_offload", "policy_offload"}
         if moves and not host_holds(setup, plan):
@@ -91,10 +97,10 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
         yield Choice(plan, predicted, setup.missing_bytes(predicted))
 
 
-def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -> Iterator[dict[str, bool]]:
+def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -> Iterator[dict[str, float]]:
     on_gpu = setup.hardware.device == "cuda"
-    possible = {
-        "optimizer_offload": [False, True] if on_gpu else [False],
+    possible: dict[str, Sequence[float]] = {
+        "optimizer_offload": _OFFLOADS if on_gpu else [0.0],
         # An engine that stays awake needs in the update what the weights would leave to it.
         "policy_offload": [False, True] if engine_sleeps else [False],
         "activation_checkpointing": [False, True],
@@ -127,6 +133,15 @@ def _plan(setup: Setup, pinned: dict[str, Any], switches: dict[str, Any]) -> Mem
     if "micro_batch_tokens" not in pinned:
         plan = plan.model_copy(update={"micro_batch_tokens": _micro_batch_tokens(setup, plan, room)})
     return plan
+
+
+def _with_least_offload(setup: Setup, plan: MemoryPlan) -> MemoryPlan:
+    """`plan` with as much of the optimizer's state on the GPU as its sizes leave room for, in whole percent."""
+    least = plan.model_copy(update={"optimizer_offload": 0.01})
+    missing = setup.missing_bytes(gpu_budget(setup, least))
+    state = PolicyState(setup.work, setup.model).optimizer
+    share = 0.01 + math.ceil(100 * missing / state) / 100
+    return least.model_copy(update={"optimizer_offload": round(share, 2)}) if share < plan.optimizer_offload else plan
 
 
 def _kv_cache_bytes(setup: Setup, plan: MemoryPlan) -> int:

@@ -33,6 +33,8 @@ def text_of(setting: str, value: object) -> str:
             return "default"
         case bool():
             return "Enabled" if value else "Disabled"
+        case float():
+            return {0.0: "Disabled", 1.0: "Enabled"}.get(value, f"{value:.0%}")
         case int() if setting.endswith("_bytes"):
             return byte_quantity(value)
         case list():
@@ -98,5 +100,7 @@ def pinning_field(setting: str) -> str | None:
 
 
 def _as_in_plan(setting: str, value: Any) -> Any:
-    is_switch = MemoryPlan.model_fields[setting].annotation is bool
-    return value == "Enabled" if is_switch else value
+    kind = MemoryPlan.model_fields[setting].annotation
+    if kind is float and value.endswith("%"):
+        return int(value.removesuffix("%")) / 100
+    return kind(value == "Enabled") if kind in (bool, float) else value

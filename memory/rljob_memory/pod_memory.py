@@ -38,7 +38,7 @@ def _on_assumed_machine(settings: MemorySettings, work: Workload, model: ModelSh
     plan = first_plan(settings, setup)
     plans = [plan]
     if settings.optimizer_offload == "Auto" and device == "cuda":
-        plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (False, True)]
+        plans = [plan.model_copy(update={"optimizer_offload": offload}) for offload in (0.0, 1.0)]
     budgets = [budget(setup, each, Copies()) for each in plans]
     return max(budgets, key=lambda predicted: predicted.peak("host"))
 

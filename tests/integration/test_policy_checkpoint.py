@@ -274,10 +274,12 @@ def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: i
     settings = {"dtype": dtype, "moments": moments, "learning_rate": 1e-2}
     plain = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **settings)
     in_place = replace(plain, checkpoint_copy=False)
-    streamed_memory = plain.memory.model_copy(update={"optimizer_offload": True})
-    streamed, streamed_in_place = (replace(each, memory=streamed_memory) for each in (plain, in_place))
+    streamed, streamed_in_place, partly = (
+        replace(config, memory=plain.memory.model_copy(update={"optimizer_offload": share}))
+        for config, share in ((plain, 1.0), (in_place, 1.0), (in_place, 0.5))
+    )
     ends, starts, directories = set(), set(), []
-    for number, config in enumerate((plain, in_place, streamed, streamed_in_place)):
+    for number, config in enumerate((plain, in_place, streamed, streamed_in_place, partly)):
         directories.append(tmp_path / f"checkpoint-{number}")
         with policy_processes(ranks, config) as policy:
             policy.run(write_slowly)
@@ -286,7 +288,7 @@ def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: i
             ends.add(weights_after(policy, 3))
             complete_checkpoint(policy, directories[-1])
     assert len(starts) == len(ends) == 1
-    for config, found in ((plain, directories[1:]), (streamed_in_place, directories[:3])):
+    for config, found in ((plain, directories[1:]), (streamed_in_place, directories[:3]), (partly, directories[:1])):
         with policy_processes(ranks, config) as policy:
             for directory in found:
                 assert policy.call("load_checkpoint", directory) == [None] * ranks

@@ -282,7 +282,10 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "all": "remove it: without targets, all linear layers get an adapter",
         "auto": "remove it: without targets, all linear layers get an adapter",
     },
-    "spec.memory.optimizerOffload": {"cpu": "Enabled", "none": "Disabled"},
+    "spec.memory.optimizerOffload": {
+        **dict.fromkeys(("cpu", "true", "on", "yes", "1", "100"), "Enabled"),
+        **dict.fromkeys(("none", "false", "off", "no", "0"), "Disabled"),
+    },
     "spec.memory.policyOffload": {"cpu": "Enabled", "none": "Disabled"},
     "spec.policy.optimizer": {
         "adamw": "AdamW is the only optimizer: write optimizer: {moments: float32}",

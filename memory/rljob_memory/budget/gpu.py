@@ -109,6 +109,13 @@ class PolicyState:
         """The part that `optimizerOffload` moves to host memory, apart from the reference model."""
         return self.moments + self.remainders
 
+    def offloaded_optimizer(self, plan: MemoryPlan) -> int:
+        """The part of it that is in host memory: whole parameters, the embedding as the last and the head first."""
+        share, largest = plan.optimizer_offload, self.model.largest_parameter_bytes / self.model.weight_bytes
+        if share + largest > 1:
+            share = 1.0
+        return int(self.optimizer * (share and max(share, largest)))
+
     @property
     def changed(self) -> int:
         """All that an update changes, which a checkpoint stores: float32 masters and moments."""
@@ -116,7 +123,7 @@ class PolicyState:
 
     def offloaded_weights(self, plan: MemoryPlan) -> int:
         """The part that `policyOffload` moves to host memory while the engine generates."""
-        return self.weights + self.frozen + (0 if plan.optimizer_offload else self.reference)
+        return self.weights + self.frozen + (0 if offloads_reference(plan) else self.reference)
 
     @property
     def _has_remainders(self) -> bool:
@@ -124,6 +131,12 @@ class PolicyState:
 
     def _share(self, bytes_per_parameter: float) -> int:
         return int(self.model.trained_parameters * bytes_per_parameter) // self.work.policy_ranks
+
+
+def offloads_reference(plan: MemoryPlan) -> bool:
+    """True if a reference model is in host memory. It leaves the GPU last: it passes it in each micro-batch, the
+    optimizer's state once in an update."""
+    return plan.optimizer_offload == 1
 
 
 def gpu_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
@@ -149,9 +162,11 @@ def _state_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     form = "bfloat16" if state.remainders else "float32, sharded"
     yield line("weights", state.weights, f"{form}, {model.trained_parameters:,} trained parameters", awake)
     yield line("frozen weights", state.frozen, "policy.lora", awake)
-    if not plan.optimizer_offload:
-        yield line("masters", state.remainders, "the other 16 bits of float32 masters")
-        yield line("moments", state.moments, f"AdamW, 2 × {work.moment_bytes:g} bytes")
+    kept = 1 - plan.optimizer_offload
+    part = f", {kept:.0%} of them" if plan.optimizer_offload else ""
+    yield line("masters", int(kept * state.remainders), f"the other 16 bits of float32 masters{part}")
+    yield line("moments", int(kept * state.moments), f"AdamW, 2 × {work.moment_bytes:g} bytes{part}")
+    if not offloads_reference(plan):
         yield line("reference model", state.reference, "algorithm.klCoefficient", awake)
 
 

@@ -19,6 +19,7 @@ from rljob_memory.budget.gpu import (
     filled_chunk_tokens,
     filled_tokens,
     logits_bytes,
+    offloads_reference,
 )
 from rljob_memory.budget.lines import ALWAYS, UPDATE, Line, Phase, Pod
 from rljob_memory.budget.setup import Setup
@@ -175,8 +176,9 @@ def _policy_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Li
         # On a CPU, these are less than what is too much for activations.
         yield line("pieces of a checkpoint", min(_PIECES_BYTES, 2 * state.changed), _TRAINING, "being written or read")
     if device == "cuda" and plan.optimizer_offload:
-        yield line("pinned optimizer state", state.optimizer, _TRAINING, "optimizerOffload")
-        yield line("reference model", int(_PINNED_REFERENCE * state.reference), _TRAINING, "optimizerOffload")
+        yield line("pinned optimizer state", state.offloaded_optimizer(plan), _TRAINING, "optimizerOffload")
+        if offloads_reference(plan):
+            yield line("reference model", int(_PINNED_REFERENCE * state.reference), _TRAINING, "optimizerOffload")
     exported = _exported_bytes(work, model)
     yield Line("policy", "exported model", "host", exported, frozenset({"export"}), "collected by rank 0")
 

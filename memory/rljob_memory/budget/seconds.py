@@ -15,6 +15,7 @@ from rljob_memory.budget.gpu import (
     engine_weight_bytes,
     filled_tokens,
     kv_bytes_per_token,
+    offloads_reference,
     sequences_in,
 )
 from rljob_memory.budget.host import Copies
@@ -100,8 +101,8 @@ def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
     each += _collective_bytes(work, model) / _link_rate(setup)
     stream_rate = gpu.pcie_rate * _PCIE_SHARE
     step = 2 * state.changed / gpu.memory_rate
-    if plan.optimizer_offload:
-        step += state.optimizer / stream_rate
+    step += state.offloaded_optimizer(plan) / stream_rate
+    if offloads_reference(plan):
         # FSDP2 overlaps no copy of the reference on a single GPU, where it gathers nothing; on several it may.
         each += state.reference / stream_rate
     return arithmetic + micro_batches * each + work.updates_per_step * step

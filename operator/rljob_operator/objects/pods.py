@@ -234,7 +234,7 @@ _READ_BY_TORCH = "expandable_segments"
 def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str]) -> dict[str, str]:
     """Return variables such as RLJOB_PLAN_MICRO_BATCH_TOKENS, for the settings whose names are in `supported_settings`.
 
-    Switches are "1" and "0", sizes are bytes. Empty if there is no plan yet.
+    Switches are "1" and "0", shares from "0" to "1", sizes are bytes. Empty if there is no plan yet.
     """
     if plan is None:
         return {}
@@ -244,7 +244,7 @@ def plan_variables(plan: MemoryPlan | None, supported_settings: Collection[str])
         if field.alias in supported_settings and name != _READ_BY_TORCH
     }
     return {
-        f"RLJOB_PLAN_{to_snake(name_of(name)).upper()}": str(int(value) if isinstance(value, bool) else value)
+        f"RLJOB_PLAN_{to_snake(name_of(name)).upper()}": f"{value:g}" if isinstance(value, bool | float) else str(value)
         for name, value in values.items()
     }
 

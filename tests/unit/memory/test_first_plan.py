@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.topology import Topology
@@ -16,7 +17,7 @@ from rljob_memory.budget import Setup, budget, compiles_ahead, copies_with_room
 from rljob_memory.budget.gpu import PolicyState, kv_bytes
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
-from rljob_memory.plan import first_plan
+from rljob_memory.plan import best_choice, first_plan
 from rljob_memory.plan_settings import texts_of
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
@@ -183,18 +184,65 @@ def test_adapters_leave_more_room() -> None:
 
 @pytest.mark.parametrize(
     ("model", "gpu_gib", "moment_bytes", "least_tokens"),
-    [(QWEN3_8B, 79, 4, 2 * 1040), (QWEN3_8B, 140, 4, 8_192), (QWEN3_14B, 140, 2, 1041)],
+    [(QWEN3_8B, 79, 4, 2 * 1040), (QWEN3_8B, 140, 4, 7 * 1040), (QWEN3_14B, 140, 2, 1041)],
 )
 def test_8b_trains_on_one_gpu_of_80_gib_and_14b_on_one_h200(
     model: ModelShape, gpu_gib: int, moment_bytes: int, least_tokens: int
 ) -> None:
-    """With the state in host memory, and all activations kept. 14B needs moments in bfloat16 for the host."""
+    """With state in host memory, and all activations kept. 14B needs moments in bfloat16 for the host."""
     step = replace(LONG_STEP, moment_bytes=moment_bytes)
     plan = planned(gpu(gpu_gib, 125), model, step, fused=True)
     assert plan.optimizer_offload
     assert plan.micro_batch_tokens >= least_tokens
     assert not plan.activation_checkpointing
     assert plan.kv_cache_bytes >= kv_bytes(step, model, 128)
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "device_gib", "least", "most"),
+    [
+        (QWEN3_8B, LONG_STEP, 139.8, 0.4, 0.6),
+        (QWEN3_8B, LONG_STEP, 79.1, 1, 1),
+        (QWEN3_4B, LONG_STEP, 139.8, 0, 0),
+        (QWEN3_4B, LONG_STEP, 79.1, 0.4, 0.7),
+        (QWEN3_8B, replace(LONG_STEP, reference_model=True), 139.8, 0.6, 0.9),
+    ],
+    ids=["8B", "8B on 80 GB", "4B", "4B on 80 GB", "8B with a reference model"],
+)
+def test_state_that_fits_stays_on_the_gpu(
+    model: ModelShape, step: Workload, device_gib: float, least: float, most: float
+) -> None:
+    setup = Setup(step, model, replace(gpu(device_gib, 512), layers_compiled=True))
+    found = best_choice(MemorySettings(), setup)
+    assert found.fits
+    assert least <= found.plan.optimizer_offload <= most
+    assert not found.plan.activation_checkpointing
+    streamed = best_choice(MemorySettings(optimizer_offload="Enabled"), setup)
+    if 0 < found.plan.optimizer_offload < 1:
+        more = found.plan.model_copy(update={"optimizer_offload": found.plan.optimizer_offload - 0.01})
+        assert setup.missing_bytes(budget(setup, more)), "no more of it fits"
+        assert found.budget.seconds() < streamed.budget.seconds()
+    if (model, device_gib) == (QWEN3_8B, 139.8):
+        assert streamed.budget.seconds() - found.budget.seconds() > 0.8
+
+
+@pytest.mark.parametrize(("written", "share"), [("Disabled", 0), ("1%", 0.01), ("29%", 0.29), ("Enabled", 1)])
+def test_a_pinned_share_is_kept(written: str, share: float) -> None:
+    plan = planned(gpu(139.8), QWEN3_8B, LONG_STEP, optimizerOffload=written)
+    assert plan.optimizer_offload == share
+    assert texts_of(plan)["optimizerOffload"] == written
+
+
+def test_plans_of_earlier_versions_have_a_switch() -> None:
+    for switch in (True, False):
+        former = ON_H200.model_dump(by_alias=True, mode="json") | {"optimizerOffload": switch}
+        assert MemoryPlan.model_validate(former).optimizer_offload == float(switch)
+
+
+@pytest.mark.parametrize("wrong", ["0%", "100%", "50", "5.5%", "half", "150%"])
+def test_other_shares_are_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="a percentage such as 50%"):
+        MemorySettings.model_validate({"optimizerOffload": wrong})
 
 
 def test_checkpointing_and_sleep_make_room_for_larger_micro_batches() -> None:

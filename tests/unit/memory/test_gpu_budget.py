@@ -45,6 +45,11 @@ def test_a_policy_rank_holds_its_share_of_float32_weights_and_moments() -> None:
     assert state_bytes(MODEL, replace(WORK, moment_bytes=2)) == 1000 * 8
 
 
+def test_a_share_of_the_state_leaves_the_gpu_and_the_reference_model_last() -> None:
+    with_kl = replace(WORK, reference_model=True)
+    assert [state_bytes(MODEL, with_kl, optimizer_offload=share) for share in (0.25, 0.5)] == [11_500, 9000]
+
+
 @pytest.mark.parametrize(
     ("ranks", "bytes_per_parameter", "moment_bytes", "kept", "moved"),
     [

@@ -40,6 +40,7 @@ EIGHT_B = ModelShape(8_000_000_000, 36, 4096, 8, 128, 151_936, 2, 32, 12_288)
 WORK = Workload(16, 8, max_prompt_tokens=512, max_response_tokens=1024)
 ON_EIGHT_GPUS = replace(WORK, policy_ranks=8, engines=8)
 ALL_COPIES = Copies()
+EMBEDDING = EIGHT_B.largest_parameter_bytes / EIGHT_B.weight_bytes
 ON_GPU, OFFLOADED = memory_plan(optimizer_offload=False), memory_plan(optimizer_offload=True)
 
 
@@ -90,6 +91,15 @@ def test_an_offloaded_state_is_pinned_and_needs_no_copy() -> None:
     assert "snapshot to undo an update" in used(ON_GPU, work=two_ranks)
     assert "snapshot to undo an update" not in used(OFFLOADED, work=two_ranks)
     assert used(OFFLOADED, work=replace(WORK, reference_model=True))["reference model"] == 1.6 * 16e9
+
+
+@pytest.mark.parametrize(("share", "pinned"), [(0.5, 40e9), (0.97, 80e9), (0.01, 80e9 * EMBEDDING)])
+def test_whole_parameters_of_the_state_are_pinned(share: float, pinned: float) -> None:
+    """The embedding is the last that leaves the GPU, and the head the first."""
+    found = used(memory_plan(optimizer_offload=share), work=replace(WORK, reference_model=True))
+    assert found["pinned optimizer state"] == pytest.approx(pinned)
+    assert "reference model" not in found
+    assert "copy for checkpoints" not in found
 
 
 @pytest.mark.parametrize(
@@ -282,7 +292,7 @@ def test_before_a_plan_the_larger_of_offload_or_not_is_predicted() -> None:
         for offload in ("Disabled", "Enabled")
     )
     assert larger.peak("host") - smaller.peak("host") == 1.6 * 16e9, "the reference model"
-    assert predicted_budget(spec(algorithm=with_kl), shape, "cuda") == larger
+    assert predicted_budget(spec(algorithm=with_kl), shape, "cuda").peak("host") == larger.peak("host")
 
 
 def disk_of(job: RLJobSpec, device: DeviceKind = "cuda") -> dict[str, int]:

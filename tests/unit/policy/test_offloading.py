@@ -54,8 +54,10 @@ class ScrambledLanes:
         return self._items
 
 
-def buckets_of(arrays: list[torch.Tensor], size: int) -> list[tuple[torch.Tensor, ...]]:
-    return list(zip(*(array.split(size) for array in arrays if len(array)), strict=True))
+def buckets_of(arrays: list[torch.Tensor], size: int) -> list[list[tuple[torch.Tensor, ...]]]:
+    """Each part in two pieces."""
+    halves = ([bucket.split(size // 2) for bucket in array.split(size)] for array in arrays if len(array))
+    return [list(parts) for parts in zip(*halves, strict=True)]
 
 
 @pytest.mark.parametrize("lanes", [InOrder(), *(ScrambledLanes(seed) for seed in range(20))])

@@ -43,7 +43,7 @@ class Weights(nn.Module):
             self.register_parameter(name, nn.Parameter(values, requires_grad=name != "frozen"))
 
 
-def optimizer_of(model: nn.Module, *, offload: bool = False, bucket: int = 100, **settings: Any) -> MasterAdamW:
+def optimizer_of(model: nn.Module, *, offload: float = 0.0, bucket: int = 100, **settings: Any) -> MasterAdamW:
     memory = memory_plan(optimizer_offload=offload)
     of_algorithm = {name: settings.pop(name) for name in list(settings) if name in AlgorithmSpec.model_fields}
     algorithm = AlgorithmSpec(steps=1, **({"learning_rate": 1e-3, "weight_decay": 0.1} | of_algorithm))
@@ -80,13 +80,13 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_streamed_step_is_the_plain_step_bit_for_bit(dtype: torch.dtype, moments: str) -> None:
     """With moments in 8 bits also in buckets of any size."""
-    places = [(100, False), (100, True)]
+    places: list[tuple[int, float]] = [(100, 0), (100, 1), (100, 0.3), (100, 0.7), (100, 0.01)]
     if moments == "int8":
-        places += [(1, False), (256, True), (300, False), (1 << 20, True)]
+        places += [(1, 0), (256, 1), (300, 0), (1 << 20, 1), (1 << 20, 0.3), (300, 0.4)]
     results = []
     for bucket, offload in places:
         optimizer = optimizer_of(Weights(dtype), bucket=bucket, offload=offload, moments=moments)
-        assert optimizer.state.offloaded == offload
+        assert (optimizer.state.offloaded, optimizer.state.on_device) == (offload > 0, offload < 1)
         learn(optimizer, 4)
         results.append(everything(optimizer))
     for other in results[1:]:
@@ -186,13 +186,13 @@ def test_rounded_second_moments_decay(moments: str) -> None:
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
 def test_an_interrupted_update_is_undone_bit_for_bit_and_repeated(moments: str) -> None:
-    """Also after the state has moved to the host and back."""
+    """Also after the state, or a part of it, has moved to the host and back."""
     optimizer = optimizer_of(Weights(torch.bfloat16), moments=moments)
     learn(optimizer, 2)
     before = everything(optimizer)
-    for offload in (True, True, False):
-        optimizer.state.offload(enabled=offload)
-        assert optimizer.state.offloaded == offload
+    for offload in (1, 1, 0.3, 0.7, 0.2, 0):
+        optimizer.state.offload(offload)
+        assert optimizer.state.offloaded == (offload > 0)
         assert_same_bits(before, everything(optimizer))
     snapshot = StateSnapshot(optimizer)
     snapshot.begin()

@@ -74,7 +74,7 @@ class CheckpointWriter:
         if self._writing is not None:
             raise RuntimeError("expected the previous checkpoint to be finished, found it still being written")
         state = local_state(optimizer)
-        memory = self._memory(parts_bytes(_tensors(state)), of_device=not optimizer.state.offloaded)
+        memory = self._memory(parts_bytes(_tensors(state)), of_device=optimizer.state.on_device)
         self.in_place = memory is None
         if memory is not None:
             state = _copied(state, memory)
@@ -143,7 +143,7 @@ class CheckpointWriter:
         return writer.digests
 
     def _memory(self, nbytes: int, *, of_device: bool) -> Tensor | None:
-        """Memory for a copy of the state; None if there is none. `of_device`: the state is on a device."""
+        """Memory for a copy of the state; None if there is none. `of_device`: part of the state is on a device."""
         if not self.copies:
             return None
         if not torch.cuda.is_available():

@@ -80,7 +80,7 @@ def trained_model(config: PolicyConfig, ranks: int) -> tuple[PolicyModel, dict[s
 
 
 def reference_model(config: PolicyConfig, ranks: int, trained: PolicyModel) -> PolicyModel | None:
-    """The initial model, frozen, in the compute dtype; in host memory if the optimizer's state is there.
+    """The initial model, frozen, in the compute dtype; in host memory if the whole optimizer's state is there.
 
     None without a KL term. With adapters, the model without them: no second copy.
     """
@@ -92,7 +92,7 @@ def reference_model(config: PolicyConfig, ranks: int, trained: PolicyModel) -> P
     model = _build(config, dtype).requires_grad_(False)
     if config.device == "cuda":
         compile_layers(model.decoder_layers)
-    on_host = config.device == "cuda" and config.memory.optimizer_offload
+    on_host = config.device == "cuda" and config.memory.optimizer_offload == 1
     if on_host:
         keep_on_host(model, _mesh(config, ranks))
     else:

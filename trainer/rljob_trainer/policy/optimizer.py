@@ -1,4 +1,4 @@
-"""AdamW with float32 masters, in buckets. Its state is on the device, or in host memory (`optimizer_offload`).
+"""AdamW with float32 masters, in buckets. `optimizer_offload`: the share of its state that is in host memory.
 
 Bytes of one parameter, with moments in float32 (bfloat16, int8, whose blocks have scales):
 
@@ -27,7 +27,7 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients, local
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.moments import MOMENTS, BucketStep, moment_type
-from rljob_trainer.policy.optimizer_state import OptimizerState, State, entries, joined, split
+from rljob_trainer.policy.optimizer_state import OptimizerState, State, joined, split
 
 BUCKET_ELEMENTS = 1 << 25
 """Parameters of a bucket: with float32 moments, 320 MiB of state. Long enough for copies at full speed, short enough
@@ -61,8 +61,8 @@ class _Bucket:
 class MasterAdamW:
     """AdamW (Loshchilov and Hutter 2019) over the trainable parameters of `model`, which must be on their device.
 
-    The same gradients give bit-identical results on the device and in host memory. The state is allocated at the start,
-    so a lack of memory shows at once.
+    The same gradients give bit-identical results for any share of the state in host memory. The state is allocated at
+    the start, so a lack of memory shows at once.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MasterAdamW:
         self._buckets = _plan_buckets(locals_, _aligned(bucket_elements, alignment), alignment)
         self.gradients = Gradients(list(self.parameters.values()))
         self.state = OptimizerState(
-            self._starts[-1],
+            self._starts,
             self._device,
             self.moments.dtype,
             split=any(bucket.split for bucket in self._buckets),
@@ -122,8 +122,7 @@ class MasterAdamW:
         number, shard = self._numbers[name], local(self.parameters[name])
         elements = slice(self._starts[number], self._starts[number + 1])
         found: dict[str, Tensor] = {}
-        for key, array in self.state.arrays().items():
-            part = array[entries(key, elements)]
+        for key, part in self.state.of(elements).items():
             if key.endswith("_scales"):
                 found[key] = part
             elif key != "remainders" or shard.dtype == torch.bfloat16:

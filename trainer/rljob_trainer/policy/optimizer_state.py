@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -30,76 +34,101 @@ def entries(name: str, elements: slice) -> slice:
 
 
 class OptimizerState:
-    """The state of `elements` parameters of one rank, in the order of the parameters.
+    """The state of one rank's parameters, in their order: of the first ones on the device, of the others in host
+    memory.
 
-    `moments`: dtype of both moments; `QUANTIZED`: codes with scales, and `elements` are whole blocks. `split`: some
-    weights are bfloat16, with remainders (see `split`).
+    `starts`: position of each parameter's first element, and the end; whole blocks if `moments` is `QUANTIZED`.
+    `moments`: dtype of both moments; `QUANTIZED`: codes with scales. `split`: some weights are bfloat16, with
+    remainders (see `split`). `offload`: share of the elements in host memory, from 0 to 1. It is rounded up to whole
+    parameters.
     """
 
-    def __init__(self, elements: int, device: torch.device, moments: torch.dtype, *, split: bool, offload: bool):
-        self._elements, self._device = elements, device
+    def __init__(
+        self, starts: Sequence[int], device: torch.device, moments: torch.dtype, *, split: bool, offload: float
+    ):
+        self._starts, self._device = starts, device
         self._dtypes = {"exp_avg": moments, "exp_avg_sq": moments}
         if split:
             self._dtypes["remainders"] = torch.int16
         if moments == QUANTIZED:
             self._dtypes |= {"exp_avg_scales": torch.float32, "exp_avg_sq_scales": torch.float32}
         self._lanes = lanes_of(device)
-        self._on_host: dict[str, HostArray] = {}
-        self._on_device: dict[str, Tensor] = {}
-        if offload:
-            self._on_host = self._host_arrays()
-        else:
-            self._on_device = self._device_arrays()
+        self._halves = self._allocated(offload)
 
     @property
     def offloaded(self) -> bool:
-        return bool(self._on_host)
+        """Part of the state, or all of it, is in host memory."""
+        return self._halves.cut < self._elements
+
+    @property
+    def on_device(self) -> bool:
+        """Part of the state, or all of it, is on the device."""
+        return self._halves.cut > 0
 
     @property
     def nbytes(self) -> int:
-        return sum(self._length(name) * dtype.itemsize for name, dtype in self._dtypes.items())
+        return sum(entries(name, self._all).stop * dtype.itemsize for name, dtype in self._dtypes.items())
+
+    def of(self, elements: slice) -> State:
+        """The state of some elements, where it is: all of them on the device, or all in host memory."""
+        return {name: piece for name in self._dtypes for piece in self._halves.pieces(name, elements)}
 
     def arrays(self) -> State:
-        """The whole state, where it is: on the device or in host memory."""
-        return {name: array.tensor for name, array in self._on_host.items()} or self._on_device
+        """The whole state, if it is in one place."""
+        return self.of(self._all)
 
-    def offload(self, *, enabled: bool) -> None:
-        """Move the state to host memory, or to the device. It stays where it is if it is there already."""
-        if enabled == self.offloaded:
+    def offload(self, share: float) -> None:
+        """Move the state so that `share` of it is in host memory. What is in its place already is copied as well."""
+        if self._cut(share) == self._halves.cut:
             return
-        former = self.arrays()
-        if enabled:
-            on_host = self._host_arrays()
-            for name, array in on_host.items():
-                array.tensor.copy_(former[name])
-            self._on_host, self._on_device = on_host, {}
-        else:
-            on_device = self._device_arrays()
-            for name, tensor in on_device.items():
-                tensor.copy_(former[name])
-            self._on_host, self._on_device = {}, on_device
+        former, new = self._halves, self._allocated(share)
+        for name in self._dtypes:
+            for begin, end in pairwise(sorted({0, former.cut, new.cut, self._elements})):
+                [source], [target] = (halves.pieces(name, slice(begin, end)) for halves in (former, new))
+                target.copy_(source)
+        self._halves = new
 
     def each(self, buckets: Sequence[slice], work: Callable[[int, State], None]) -> None:
         """Call `work` for each bucket, with its state on the device."""
-        whole = self.arrays()
-        parts = [[array[entries(name, bucket)] for name, array in whole.items()] for bucket in buckets]
+        parts = [[self._halves.pieces(name, bucket) for name in self._dtypes] for bucket in buckets]
+        kept = sum(bucket.stop <= self._halves.cut for bucket in buckets)
+        streamed = len(buckets) - kept
 
         def work_on(number: int, on_device: Sequence[Tensor]) -> None:
-            work(number, dict(zip(whole, on_device, strict=True)))
+            work(number, dict(zip(self._dtypes, on_device, strict=True)))
 
-        if self.offloaded:
-            stream_through(self._lanes, self._device, parts, work_on)
+        def work_on_kept(numbers: range) -> None:
+            for number in numbers:
+                work_on(number, [piece for [piece] in parts[number]])
+
+        def work_on_streamed(number: int, on_device: Sequence[Tensor]) -> None:
+            work_on(kept + number, on_device)
+            # Those on the device take turns with those that arrive, so that copies hide them.
+            work_on_kept(range(kept * number // streamed, kept * (number + 1) // streamed))
+
+        if streamed:
+            stream_through(self._lanes, self._device, parts[kept:], work_on_streamed)
         else:
-            for number, part in enumerate(parts):
-                work_on(number, part)
+            work_on_kept(range(kept))
 
-    def _length(self, name: str) -> int:
-        return int(entries(name, slice(0, self._elements)).stop)
+    @property
+    def _elements(self) -> int:
+        return self._starts[-1]
 
-    def _host_arrays(self) -> dict[str, HostArray]:
-        return {
+    @property
+    def _all(self) -> slice:
+        return slice(0, self._elements)
+
+    def _cut(self, share: float) -> int:
+        most = self._elements - math.ceil(share * self._elements)
+        return max(start for start in self._starts if start <= most)
+
+    def _allocated(self, share: float) -> _Halves:
+        """Zeros on both sides."""
+        cut = self._cut(share)
+        on_host = {
             name: HostArray(
-                self._length(name),
+                entries(name, slice(cut, self._elements)).stop - entries(name, slice(0, cut)).stop,
                 dtype,
                 pinned=self._device.type == "cuda",
                 purpose="the optimizer's state",
@@ -107,12 +136,30 @@ class OptimizerState:
             )
             for name, dtype in self._dtypes.items()
         }
-
-    def _device_arrays(self) -> dict[str, Tensor]:
-        return {
-            name: torch.zeros(self._length(name), dtype=dtype, device=self._device)
+        on_device = {
+            name: torch.zeros(entries(name, slice(0, cut)).stop, dtype=dtype, device=self._device)
             for name, dtype in self._dtypes.items()
         }
+        return _Halves(cut, on_device, on_host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """Arrays by name: of the elements before `cut`, and of the others."""
+
+    cut: int
+    on_device: dict[str, Tensor]
+    on_host: dict[str, HostArray]
+
+    def pieces(self, name: str, elements: slice) -> list[Tensor]:
+        """The entries of a range of elements: in one piece, or in two if `cut` lies within the range."""
+        found, cut = entries(name, elements), entries(name, slice(0, self.cut)).stop
+        pieces = []
+        if found.start < cut or found.start == found.stop:
+            pieces.append(self.on_device[name][found.start : min(found.stop, cut)])
+        if found.stop > cut and found.start < found.stop:
+            pieces.append(self.on_host[name].tensor[max(found.start - cut, 0) : found.stop - cut])
+        return pieces
 
 
 SLOTS = 3
@@ -184,37 +231,49 @@ def lanes_of(device: torch.device) -> Lanes:
 
 
 def stream_through(
-    lanes: Lanes, device: torch.device, buckets: Sequence[Sequence[Tensor]], work: Callable[[int, list[Tensor]], None]
+    lanes: Lanes,
+    device: torch.device,
+    buckets: Sequence[Sequence[Sequence[Tensor]]],
+    work: Callable[[int, list[Tensor]], None],
 ) -> None:
     """Call `work(bucket, parts)` for each bucket, with its parts on `device`, and keep what it writes.
 
     While one bucket is worked on, the next is copied in and the one before it is copied out. At most `SLOTS` buckets
     are on the device.
 
-    `buckets`: the parts of each, one-dimensional, in host memory; part i has the same dtype in all buckets. Returns
-    when they hold the results. After an error, the buckets before the failing one may have changed; the others have
-    not.
+    `buckets`: the parts of each, and the pieces of each part, one-dimensional, in host memory or on the device; part i
+    has the same dtype in all buckets. Returns when they hold the results. After an error, the buckets before the
+    failing one may have changed; the others have not.
     """
     slots = [
-        [torch.empty(max(map(len, parts)), dtype=parts[0].dtype, device=device) for parts in zip(*buckets, strict=True)]
+        [
+            torch.empty(max(sum(map(len, part)) for part in parts), dtype=parts[0][0].dtype, device=device)
+            for parts in zip(*buckets, strict=True)
+        ]
         for _ in range(min(SLOTS, len(buckets)))
     ]
     fetched: list[Any] = []
     written: list[Any] = []
 
-    def pairs(bucket: int) -> list[tuple[Tensor, Tensor]]:
-        """The parts of a bucket on the device and on the host."""
+    def on_device(bucket: int) -> list[Tensor]:
         slot = slots[bucket % len(slots)]
-        return [(array[: len(part)], part) for array, part in zip(slot, buckets[bucket], strict=True)]
+        return [array[: sum(map(len, part))] for array, part in zip(slot, buckets[bucket], strict=True)]
+
+    def pairs(bucket: int) -> list[tuple[Tensor, Tensor]]:
+        """The pieces of a bucket in its slot, and where they are kept."""
+        return [
+            pair
+            for whole, part in zip(on_device(bucket), buckets[bucket], strict=True)
+            for pair in zip(whole.split([len(piece) for piece in part]), part, strict=True)
+        ]
 
     try:
         for bucket in range(len(buckets)):
             while len(fetched) < min(bucket + len(slots), len(buckets)):
                 previous = len(fetched) - len(slots)
                 fetched.append(lanes.fetch(pairs(len(fetched)), written[previous] if previous >= 0 else None))
-            on_device = [part for part, _ in pairs(bucket)]
-            worked = lanes.compute(lambda b=bucket, p=on_device: work(b, p), fetched[bucket])  # type: ignore[misc]
-            written.append(lanes.write_back([(host, part) for part, host in pairs(bucket)], worked))
+            worked = lanes.compute(partial(work, bucket, on_device(bucket)), fetched[bucket])
+            written.append(lanes.write_back([(kept, piece) for piece, kept in pairs(bucket)], worked))
     finally:
         lanes.finish()
 

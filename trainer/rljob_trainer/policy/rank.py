@@ -176,7 +176,7 @@ class PolicyRank:
         if offload != self.config.memory.optimizer_offload:
             self._checkpoint_writer.wait_until_written()
             self._checkpoint_writer.release()
-            self._loaded.optimizer.state.offload(enabled=offload)
+            self._loaded.optimizer.state.offload(offload)
         if checkpoint_copy is not None:
             self._checkpoint_writer.allow_copies(checkpoint_copy)
         model = self._loaded.model

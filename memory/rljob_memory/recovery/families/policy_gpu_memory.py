@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rljob_api.memory_failure import Activity
-from rljob_memory.budget import budget
+from rljob_memory.budget import Phase as BudgetPhase
+from rljob_memory.budget import Place, budget
 from rljob_memory.budget.gpu import engine_sleeps, filled_chunk_tokens, filled_tokens
 from rljob_memory.budget.host import host_holds
 from rljob_memory.diagnosis import FailureClass
@@ -221,8 +222,13 @@ _HELPED_BY_OPTIMIZER_OFFLOAD = frozenset(
 _OUTSIDE_THE_UPDATE = frozenset({FailureClass.KV_CACHE_OVERSIZED, FailureClass.WEIGHT_SYNC_SPIKE})
 
 
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
 def _optimizer_offload(case: Case) -> Change | None:
-    """Expected: the state of one rank, which moves from one memory to the other; less the buckets that are on the GPU
+    """The least share that covers the need; without a known need, or if none does, all that there is room for.
+
+    Expected: the part of one rank's state that moves from one memory to the other; less the buckets that are on the GPU
     during an optimizer step, if one failed. A state that is no larger than these, such as that of adapters, stays.
     The sizes of another trainer are unknown; verl brings the state back for the whole update."""
     setup, offloaded = case.setup, case.plan.optimizer_offload
@@ -231,17 +237,23 @@ def _optimizer_offload(case: Case) -> Change | None:
     if setup is None:
         is_read = case.constraints.supported_settings is not None
         helps = is_read and not offloaded and case.failure_class in _OUTSIDE_THE_UPDATE
-        return Change(True, None) if helps else None
+        return Change(1.0, None) if helps else None
+
+    def freed(share: float, phase: BudgetPhase, place: Place = "gpu") -> int:
+        return case.freed_bytes({"optimizer_offload": share}, phase, place) or 0
+
     if case.failure_class is FailureClass.HOST_MEMORY:
-        free, added = case.device_free_bytes, case.freed_bytes({"optimizer_offload": False}, "update")
-        if not offloaded or free is None or added is None or free < -added:
-            return None
-        return Change(False, case.freed_bytes({"optimizer_offload": False}, "rollout", "host"))
-    if offloaded or not host_holds(setup, case.plan.model_copy(update={"optimizer_offload": True})):
-        return None
-    in_a_step = case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
-    freed = case.freed_bytes({"optimizer_offload": True}, "optimizer" if in_a_step else "sync")
-    return Change(True, freed) if freed and freed > 0 else None
+        free = case.device_free_bytes or 0
+        lower = [each for each in reversed(_SHARES) if each < offloaded and -freed(each, "update") <= free]
+        changes = [Change(each, freed(each, "rollout", "host")) for each in lower]
+    else:
+        phase: BudgetPhase = "optimizer" if case.diagnosis.class_name == FailureClass.OPTIMIZER_STATE else "sync"
+        plans = {each: case.plan.model_copy(update={"optimizer_offload": each}) for each in _SHARES if each > offloaded}
+        changes = [Change(each, freed(each, phase)) for each, plan in plans.items() if host_holds(setup, plan)]
+    need = case.need_bytes
+    enough = [each for each in changes if need and each.expected_bytes and each.expected_bytes >= need]
+    change = next(iter(enough or changes[-1:]), None)
+    return change if change and change.expected_bytes and change.expected_bytes > 0 else None
 
 
 OPTIMIZER_OFFLOAD = Family(
