@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.record import RESULTS, record, record_row, require_gpus, require_package
-from bench.harness.run_arms import SHAPES
 from rljob_api.job import RLJobSpec
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import read_termination_message
 from rljob_memory.diagnosis import diagnosed
 from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, Restart, respond
+from rljob_testing.plan_accuracy.jobs import SHAPES
 from rljob_testing.repository import ROOT
 from rljob_trainer.models.resolve import resolve_model
 

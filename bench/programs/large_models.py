@@ -33,8 +33,10 @@ from tempfile import mkdtemp
 from typing import Any
 
 from bench.harness.record import require_package
-from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
+from bench.harness.run_arms import Arms
 from rljob_memory.sizes import GIB
+from rljob_testing.plan_accuracy.errors import Row
+from rljob_testing.plan_accuracy.jobs import SHAPES, generating_job
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
