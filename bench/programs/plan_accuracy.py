@@ -26,12 +26,10 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +45,7 @@ from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
 from rljob_testing.plan_accuracy.configurations import ARMS, IN_SAMPLE, SMOKE, Arm, described, drawn, planned, spec_of
 from rljob_testing.plan_accuracy.errors import PHASES, Row, compared, compared_again, statistics_of, summary
+from rljob_testing.plan_accuracy.schedule import GpuJob, run_jobs
 from rljob_trainer.hardware import visible_gpus, visible_handles
 from rljob_trainer.models.resolve import resolve_model
 
@@ -57,37 +56,13 @@ START_SECONDS = 100.0
 """Of a job until its first step, with four jobs at a time."""
 LONG_STEP_SECONDS = 15.0
 """If steps are predicted to take longer, one of them is counted instead of two."""
-PATIENCE = 2.0
-"""An arm is stopped after this multiple of its estimated time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """An arm with its name and the time that it is estimated to take."""
-
-    name: str
-    arm: Arm
-    steps: int
-    seconds: float
-
-
-def job_of(name: str, arm: Arm, gpu: str) -> Job:
+def steps_of(arm: Arm, gpu: str) -> tuple[int, float]:
+    """Steps that the arm runs on this type of GPU, and its estimated seconds."""
     step = planned(arm, gpu)[1].budget.seconds()
     steps = 3 if step <= LONG_STEP_SECONDS else 2
-    return Job(name, arm, steps, START_SECONDS + steps * step)
-
-
-def in_order(jobs: Iterable[Job]) -> list[Job]:
-    """Those that need most GPUs first, then those that take longest."""
-    return sorted(jobs, key=lambda job: (-job.arm.gpus, -job.seconds))
-
-
-def next_job(waiting: Sequence[Job], free_gpus: int, ready: frozenset[str], seconds_left: float) -> Job | None:
-    """The first job in order that has its GPUs, its model (`ready`: sizes) and time; None if there is none now."""
-    for job in waiting:
-        if job.arm.gpus <= free_gpus and job.arm.model in ready and job.seconds <= seconds_left:
-            return job
-    return None
+    return steps, START_SECONDS + steps * step
 
 
 # --- one arm ---
@@ -100,21 +75,21 @@ def wait_until_free(gpu: Any) -> None:
         time.sleep(0.5)
 
 
-def model_directory(arm: Arm) -> Path:
-    """The arm's model, which is written on first use."""
-    return resolve_model(spec_of(arm, 1, smoke=arm is SMOKE)["model"]["uri"])
+def uri_of(arm: Arm) -> str:
+    return str(spec_of(arm, 1, smoke=arm is SMOKE)["model"]["uri"])
 
 
-def row_of(job: Job, output: Path, gpus: Sequence[Any], most_seconds: float, *, smoke: bool = False) -> Row:
-    """Run the arm on these GPUs (handles of NVML; none in a smoke run), and compare."""
+def row_of(name: str, arm: Arm, steps: int, mark: Row, output: Path, gpus: Sequence[Any], most_seconds: float) -> Row:
+    """Run the arm on these GPUs (handles of NVML; none in a smoke run), and compare. `mark`: further columns."""
     shutil.rmtree(output, ignore_errors=True)
+    is_smoke = arm is SMOKE
     # A job that is measured is killed before its last step, which would write a checkpoint and the model.
-    spec = spec_of(job.arm, job.steps if smoke else job.steps + 1, smoke=smoke)
-    spec["model"]["uri"] = f"file://{model_directory(job.arm)}"
-    card_bytes = job.arm.card_gib * GIB
+    spec = spec_of(arm, steps if is_smoke else steps + 1, smoke=is_smoke)
+    spec["model"]["uri"] = f"file://{resolve_model(uri_of(arm))}"
+    card_bytes = arm.card_gib * GIB
     if card_bytes:
         spec["memory"] = pinned_to_a_card(spec, card_bytes)
-    path = write_job(output.parent, job.name, spec)
+    path = write_job(output.parent, name, spec)
     numbers = [pynvml.nvmlDeviceGetIndex(gpu) for gpu in gpus]
     environment = dict(os.environ)
     if numbers:  # ports of their own, for arms that run at the same time
@@ -125,12 +100,12 @@ def row_of(job: Job, output: Path, gpus: Sequence[Any], most_seconds: float, *, 
     with (
         ballast(leave_bytes=card_bytes, gpu=numbers[0]) if card_bytes else nullcontext(),
         DeviceUse(gpus) as use,
-        (output.parent / f"{job.name}.log").open("w", encoding="utf-8") as log,
+        (output.parent / f"{name}.log").open("w", encoding="utf-8") as log,
     ):
         exit_code = run_steps(
-            command, output, job.steps, environment, to_the_end=smoke, log=log, most_seconds=most_seconds
+            command, output, steps, environment, to_the_end=is_smoke, log=log, most_seconds=most_seconds
         )
-    return {"arm": job.name, "job": described(job.arm), "exit_code": exit_code} | measured(output, use)
+    return {"arm": name, "job": described(arm), "exit_code": exit_code} | mark | measured(output, use)
 
 
 def measured(output: Path, use: DeviceUse) -> Row:
@@ -171,53 +146,17 @@ def _of_phase(phase: str, steps: Sequence[Row], logs: Mapping[str, Sequence[Row]
 # --- all arms ---
 
 
-class Comparison:
-    """Runs jobs on the GPUs of this machine, and records their rows."""
+class Rows:
+    """The rows of the result: predictions for rows to which the predictor was fitted are those of today."""
 
-    def __init__(self, output: Path, runs: Path, marks: Mapping[str, Row], seconds: float) -> None:
-        self._output, self._runs, self._marks = output, runs, marks
-        self._deadline = time.monotonic() + seconds
-        self._lock = threading.Lock()
+    def __init__(self, output: Path) -> None:
+        self._output = output
         self.rows = [compared_again(row) if row.get("in_sample") else row for row in recorded(NAME, output)]
 
-    def run(self, jobs: Sequence[Job], gpus: Sequence[Any]) -> None:
-        """Run the jobs, as many at a time as there are GPUs for. Jobs for which no time is left do not start."""
-        waiting, free = in_order(jobs), list(gpus)
-        running: dict[Future[None], list[Any]] = {}
-        with ThreadPoolExecutor(len(gpus)) as workers, ThreadPoolExecutor() as writers:
-            smallest_first = sorted({job.arm.model: job.arm for job in waiting}.items(), key=lambda item: len(item[0]))
-            models = {writers.submit(model_directory, arm): size for size, arm in smallest_first}
-            while waiting or running:
-                ready = frozenset(size for future, size in models.items() if future.done())
-                job = next_job(waiting, len(free), ready, self._deadline - time.monotonic())
-                if job is not None:
-                    waiting.remove(job)
-                    mine, free = free[: job.arm.gpus], free[job.arm.gpus :]
-                    running[workers.submit(self._run, job, mine)] = mine
-                    continue
-                pending: set[Future[Any]] = {*running, *(future for future in models if not future.done())}
-                if not pending:
-                    break
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in [future for future in running if future in done]:
-                    free += running.pop(future)
-                    future.result()
-        for job in waiting:
-            print(f"{job.name} was not started: {job.seconds:.0f} s are not left", flush=True)
-
-    def _run(self, job: Job, gpus: Sequence[Any]) -> None:
-        left = self._deadline - time.monotonic()
-        try:
-            row = row_of(job, self._runs / job.name / "run", gpus, min(PATIENCE * job.seconds, left))
-        except Exception as error:  # the other arms still run
-            row = {"arm": job.name, "job": described(job.arm), "exit_code": None, "reason": repr(error)}
-        with self._lock:
-            self.rows = [*(other for other in self.rows if other["arm"] != job.name), row | self._marks[job.name]]
-            shown = {phase: {n: pair["ratio"] for n, pair in v.items()} for phase, v in row.get("phases", {}).items()}
-            print(job.name, row["exit_code"], row.get("reason", ""), json.dumps(shown), flush=True)
-            self.write()
-
-    def write(self) -> None:
+    def add(self, job: GpuJob, row: Row) -> None:
+        self.rows = [*(other for other in self.rows if other["arm"] != job.name), row]
+        shown = {phase: {n: pair["ratio"] for n, pair in v.items()} for phase, v in row.get("phases", {}).items()}
+        print(job.name, row["exit_code"], row.get("reason", ""), json.dumps(shown), flush=True)
         record(NAME, self.rows, NOTE, self._output, statistics=statistics_of(self.rows))
 
 
@@ -239,30 +178,39 @@ def main() -> None:
     if given.smoke:
         smoke()
         return
-    arms = {name: ARMS[name] for name in given.arms} if given.arms or given.draw else ARMS
+    chosen = {name: ARMS[name] for name in given.arms} if given.arms or given.draw else ARMS
     of_draw = drawn(given.seed, given.draw) if given.draw else {}
-    gpu = "h100" if given.estimate else type_of_product(visible_gpus()[0].name) or "h100"
-    jobs = [job_of(name, arm, gpu) for name, arm in {**arms, **of_draw}.items()]
+    arms = {**chosen, **of_draw}
     if given.estimate:
-        for job in in_order(jobs):
-            print(f"{job.seconds:5.0f} s, {job.steps} steps  {job.name:<22} {described(job.arm)}")
-        print(f"{sum(job.seconds * job.arm.gpus for job in jobs):,.0f} s of GPU time")
+        for name, arm in arms.items():
+            steps, seconds = steps_of(arm, "h100")
+            print(f"{arm.gpus} GPUs, {seconds:4.0f} s, {steps} steps  {name:<22} {described(arm)}")
+        total = sum(steps_of(arm, "h100")[1] * arm.gpus for arm in arms.values())
+        print(f"{len(arms)} arms, {total:,.0f} s of GPU time")
         return
     require_gpus(given.gpus or 1)
     pynvml.nvmlInit()
     handles = visible_handles()[: given.gpus]
-    marks = {job.name: {"in_sample": job.name in IN_SAMPLE, "drawn": job.name in of_draw} for job in jobs}
-    for name in of_draw:
-        marks[name] |= {"predictor": given.predictor}
-    comparison = Comparison(given.output, given.runs, marks, given.seconds)
-    known = {row["arm"] for row in comparison.rows if row["exit_code"] == 0} - set(given.arms)
-    comparison.run([job for job in jobs if job.name not in known and job.arm.gpus <= len(handles)], handles)
-    print("\n".join(summary(comparison.rows)))
+    rows, gpu = Rows(given.output), type_of_product(visible_gpus()[0].name) or "h100"
+    known = {row["arm"] for row in rows.rows if row["exit_code"] == 0} - set(given.arms)
+    jobs = []
+    for name, arm in arms.items():
+        if name in known or arm.gpus > len(handles):
+            continue
+        mark: Row = {"in_sample": name in IN_SAMPLE, "drawn": name in of_draw}
+        if name in of_draw:
+            mark["predictor"] = given.predictor
+        steps, seconds = steps_of(arm, gpu)
+        run = partial(row_of, name, arm, steps, mark, given.runs / name / "run")
+        jobs.append(GpuJob(name, uri_of(arm), arm.gpus, seconds, run))
+    for job in run_jobs(jobs, handles, given.seconds, resolve_model, rows.add):
+        print(f"{job.name} was not started: {job.seconds:.0f} s are not left")
+    print("\n".join(summary(rows.rows)))
 
 
 def smoke() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        row = row_of(Job("smoke", SMOKE, 2, 0.0), Path(folder) / "smoke", [], math.inf, smoke=True)
+        row = row_of("smoke", SMOKE, 2, {}, Path(folder) / "smoke", [], math.inf)
         print(json.dumps(row, indent=2))
         assert row["exit_code"] == 0, "the job failed"
         assert row["phases"]["update"]["host"]["measured"] > 0
