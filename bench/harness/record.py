@@ -33,8 +33,11 @@ def recorded(name: str, directory: Path = RESULTS, gpus: int = 1) -> list[dict[s
     return rows
 
 
-def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS, gpus: int = 1) -> Path:
-    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence. `gpus`: number in use."""
+def record(
+    name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS, gpus: int = 1, **values: Any
+) -> Path:
+    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence. `gpus`: number in use.
+    `values`: of all rows together."""
     path = directory / f"{name}.json"
     result = {
         "script": _script(),
@@ -42,6 +45,7 @@ def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = R
         "device": _device(gpus),
         "versions": {"python": platform.python_version(), **_versions()},
         "note": note,
+        **values,
         "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

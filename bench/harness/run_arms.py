@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,6 +33,8 @@ from rljob_memory.plan_settings import text_of
 from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
+from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row
+from rljob_testing.plan_accuracy.jobs import LONG_PROMPTS
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
@@ -39,8 +42,6 @@ from rljob_trainer.models.resolve import resolve_model
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,10 @@ def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
     job = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(REWARDS, folder)
+    if spec["task"].get("args"):  # a character is a token of these models
+        tokens = spec["algorithm"]["maxPromptTokens"]
+        prompts = ({"prompt": str(digit) * tokens} for digit in range(10))
+        (folder / LONG_PROMPTS).write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
     path = folder / f"{arm}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
@@ -133,13 +138,18 @@ def run_steps(
     *,
     to_the_end: bool,
     log: IO[str] | None = None,
+    most_seconds: float = math.inf,
 ) -> int:
-    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code. `log`: for what it prints."""
+    """Run a job and kill it after `steps` steps: 0. Otherwise its exit code, or `TIMED_OUT`. `log`: for what it
+    prints."""
+    deadline = time.monotonic() + most_seconds
     job = subprocess.Popen(command, start_new_session=True, env=environment, stdout=log, stderr=log)
     try:
         while job.poll() is None:
             if not to_the_end and sum(line["kind"] == "step" for line in ledger_of(output)) >= steps:
                 return 0
+            if time.monotonic() > deadline:
+                return TIMED_OUT
             time.sleep(0.2)
         return job.returncode
     finally:
@@ -203,26 +213,6 @@ def complete_lines(file: Path) -> list[Row]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def generating_job(size: str, steps: int, prompts: int, response_tokens: int, *, smoke: bool) -> dict[str, Any]:
-    """The part of a spec that the arms share: random weights of Qwen3's `size`, 8 responses to each prompt, of exactly
-    `response_tokens`. `smoke`: a tiny job instead."""
-    size, prompts, group_size, response_tokens = ("smoke", 4, 4, 16) if smoke else (size, prompts, 8, response_tokens)
-    return {
-        "model": {"uri": f"random://qwen3?{SHAPES[size]}"},
-        "task": {"name": "digits", "reward": "spread_rewards:spread"},
-        "algorithm": {
-            "steps": steps,
-            "promptsPerStep": prompts,
-            "groupSize": group_size,
-            "maxPromptTokens": 16,
-            "maxResponseTokens": response_tokens,
-            "ignoreEndOfSequence": True,
-            "learningRate": 1.0e-5,
-        },
-        "checkpoint": {"everySteps": 1000},
-    }
-
-
 def memory_of(log: Path) -> dict[str, int]:
     """Largest values of one process: all memory in use on its GPU, its own part of that, and its host memory."""
     samples = complete_lines(log)
@@ -260,15 +250,3 @@ def pinned_to_a_card(job: dict[str, Any], card_bytes: int) -> dict[str, Any]:
         "policyOffload": "Enabled" if plan.policy_offload else "Disabled",
         "syncBucketSize": str(plan.sync_bucket_bytes),
     }
-
-
-_COMMON = "kvHeads=8&headDim=128&vocabulary=151936&maxPositions=40960&dtype=bfloat16"
-SHAPES = {
-    "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
-    "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
-    "1.7b": f"hidden=2048&intermediate=6144&layers=28&heads=16&tied=true&{_COMMON}",
-    "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
-    "8b": f"hidden=4096&intermediate=12288&layers=36&heads=32&tied=false&{_COMMON}",
-    "14b": f"hidden=5120&intermediate=17408&layers=40&heads=40&tied=false&{_COMMON}",
-    "32b": f"hidden=5120&intermediate=25600&layers=64&heads=64&tied=false&{_COMMON}",
-}

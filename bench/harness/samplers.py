@@ -59,6 +59,33 @@ class DevicePeak(Sampler):
         self.peak_bytes = max(self.peak_bytes, device_used_bytes())
 
 
+class DeviceUse(Sampler):
+    """Memory in use over time on the one of some GPUs that uses most, without what was in use before."""
+
+    seconds_between_samples = 0.02
+
+    def __init__(self, gpus: Sequence[Any]) -> None:
+        super().__init__()
+        self._gpus = gpus
+        """Handles of NVML."""
+        self._before = self._used()
+        self.samples: list[tuple[float, int]] = []
+        """Seconds since the epoch, and bytes."""
+
+    def _used(self) -> list[int]:
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in self._gpus]
+
+    def sample(self) -> None:
+        if self._gpus:
+            used = zip(self._used(), self._before, strict=True)
+            self.samples.append((time.time(), max(now - before for now, before in used)))
+
+    def peak(self, spans: Sequence[tuple[float, float]]) -> int:
+        """The most bytes within any of the spans; 0 without a sample in them."""
+        inside = (used for when, used in self.samples if any(begun <= when <= ended for begun, ended in spans))
+        return max(inside, default=0)
+
+
 class MemoryWatch(Sampler):
     """`peak_bytes`: peak resident memory of processes, by name."""
 

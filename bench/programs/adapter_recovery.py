@@ -27,18 +27,21 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bench.harness.record import RESULTS, record, record_row, require_gpus, require_package
-from bench.harness.run_arms import SHAPES
 from rljob_api.job import RLJobSpec
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import read_termination_message
 from rljob_memory.diagnosis import diagnosed
 from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, Restart, respond
+from rljob_testing.plan_accuracy.jobs import SHAPES
 from rljob_testing.repository import ROOT
 from rljob_trainer.models.resolve import resolve_model
 
@@ -50,10 +53,10 @@ VERL_STEP_MARK = " step:"
 """Begins verl's line of metrics, behind Ray's prefix. The names of metrics, as in timing_s/step:1, have no space."""
 PROMPTS, GROUP, PROMPT_TOKENS, RESPONSE_TOKENS = 16, 8, 32, 512
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
-TRL = {
-    "update": ["--micro-batch", "128"],
-    "awake": ["--micro-batch", "32", "--awake", "--engine-share", "0.85"],
-    "engine-too-large": ["--micro-batch", "16", "--engine-share", "0.985"],
+TRL: dict[str, dict[str, Any]] = {
+    "update": {"per_device_train_batch_size": 128},
+    "awake": {"per_device_train_batch_size": 32, "vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.85},
+    "engine-too-large": {"per_device_train_batch_size": 16, "vllm_gpu_memory_utilization": 0.985},
 }
 VERL = {
     "update": [
@@ -95,12 +98,13 @@ def recovered_on_gpu(trainer: str, failures: list[str], results: Path, output: P
     is_verl = trainer == "verl"
     require_package("verl", without="trl") if is_verl else require_package("trl")
     require_gpus(1)
-    name, options = f"{trainer}_failures", VERL if is_verl else TRL
+    name = f"{trainer}_failures"
+    options: Mapping[str, Any] = VERL if is_verl else TRL
     spec = job_spec("Verl" if is_verl else "TRL", gpus=1)
     model = resolve_model(f"random://qwen3?{SHAPES['0.6b']}")
     for failure in failures or list(options):
         directory = new_directory(output / f"{trainer}-{failure}")
-        command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model)
+        command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model, directory)
         attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
         row = {"failure": failure, "options": options[failure], "attempts": attempts}
         note = f"{trainer} under the probe; each attempt has the changes that the one before it led to"
@@ -214,8 +218,23 @@ def constraints(spec: RLJobSpec, limit_mib: int | None) -> Constraints:
     )
 
 
-def trl_command(failure: str, model: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.programs.trl_steps", str(model), "--steps", str(STEPS), *TRL[failure]]
+def trl_command(failure: str, model: Path, directory: Path) -> list[str]:
+    """TRL's command line. Writes its options into `directory`."""
+    config, chosen = directory / "trl.yaml", TRL[failure]
+    options = {
+        "model_name_or_path": str(model),
+        "dtype": "float32",
+        "num_generations": GROUP,
+        "gradient_accumulation_steps": PROMPTS * GROUP // chosen["per_device_train_batch_size"],
+        "max_completion_length": RESPONSE_TOKENS,
+        "gradient_checkpointing": False,
+        "bf16": True,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+    }
+    config.write_text(yaml.safe_dump(options | chosen))
+    return [sys.executable, "-m", "bench.programs.trl_steps", str(config), "--steps", str(STEPS)]
 
 
 def verl_command(failure: str, model: Path, directory: Path) -> list[str]:

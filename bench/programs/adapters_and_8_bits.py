@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, generating_job
+from bench.harness.run_arms import Arms
 from rljob_memory.sizes import GIB
+from rljob_testing.plan_accuracy.jobs import generating_job
 
 ROLLOUTS: dict[str, dict[str, str]] = {
     "8b": {},

@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.record import RESULTS, record_row, require_gpus
-from bench.harness.run_arms import generating_job, ledger_of, write_job
+from bench.harness.run_arms import ledger_of, write_job
 from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import CudaDriver
+from rljob_testing.plan_accuracy.jobs import generating_job
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 

@@ -32,18 +32,22 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import yaml
+
 from bench.harness.record import require_package
-from bench.harness.run_arms import SHAPES, Arms, Row, generating_job
+from bench.harness.run_arms import Arms
 from rljob_memory.sizes import GIB
+from rljob_testing.plan_accuracy.errors import Row
+from rljob_testing.plan_accuracy.jobs import SHAPES, generating_job
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
 
 OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
-TRL_ARMS: dict[str, list[str]] = {
-    "0.6b-trl": [],
-    "8b-trl": ["--dtype", "bfloat16", "--gradient-checkpointing", "--micro-batch", "8"],
-    "8b-trl-float32": ["--gradient-checkpointing", "--micro-batch", "8", "--given-up-on-memory"],
+TRL_ARMS: dict[str, dict[str, Any]] = {
+    "0.6b-trl": {"dtype": "float32", "gradient_checkpointing": False, "per_device_train_batch_size": 16},
+    "8b-trl": {"dtype": "bfloat16", "gradient_checkpointing": True, "per_device_train_batch_size": 8},
+    "8b-trl-float32": {"dtype": "float32", "gradient_checkpointing": True, "per_device_train_batch_size": 8},
 }
 MOMENTS = {"14b": "bfloat16", "8b-bfloat16": "bfloat16", "8b-int8": "int8"}
 SMALL_CARD_BYTES = 79 * GIB
@@ -71,9 +75,21 @@ def variables_of(arm: str) -> Mapping[str, str]:
 def trl_row(arm: str, steps: int) -> Row:
     require_package("trl")
     model = arm.partition("-")[0]
-    command: list[str | Path] = [sys.executable, "-m", "bench.programs.trl_steps"]
-    command += [resolve_model(f"random://qwen3?{SHAPES[model]}"), "--steps", str(steps), *TRL_ARMS[arm]]
-    command += ["--response-tokens", str(response_tokens(model))]
+    chosen = TRL_ARMS[arm]
+    options = {
+        "model_name_or_path": str(resolve_model(f"random://qwen3?{SHAPES[model]}")),
+        "num_generations": 8,
+        "gradient_accumulation_steps": 128 // chosen["per_device_train_batch_size"],
+        "max_completion_length": response_tokens(model),
+        "bf16": True,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+    }
+    config = Path(mkdtemp()) / "trl.yaml"
+    config.write_text(yaml.safe_dump(options | chosen))
+    command = [sys.executable, "-m", "bench.programs.trl_steps", str(config), "--steps", str(steps)]
+    command += ["--given-up-on-memory"] if arm == "8b-trl-float32" else []
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     return {"exit_code": done.returncode, **measured}

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.run_arms import Arms, Row, generating_job
+from bench.harness.run_arms import Arms
+from rljob_testing.plan_accuracy.errors import Row
+from rljob_testing.plan_accuracy.jobs import generating_job
 
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""

@@ -22,7 +22,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.harness.run_arms import Arms, generating_job
+from bench.harness.run_arms import Arms
+from rljob_testing.plan_accuracy.jobs import generating_job
 from rljob_trainer.models.resolve import resolve_model
 
 SPECS: dict[str, dict[str, Any]] = {

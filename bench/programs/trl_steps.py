@@ -1,8 +1,9 @@
-"""Seconds per step and peak memory of TRL's GRPOTrainer, colocated with vLLM, with the workload of large_models.
+"""TRL's GRPOTrainer for a few steps on one GPU, colocated with vLLM: seconds and GPU memory by phase.
 
-Arms of bench/programs/large_models.py, on the same GPU as `rljob run`: the same model,
-prompts and number of completions and tokens, float32 weights with bfloat16 compute (or `--dtype bfloat16`), the engine
-asleep during the update. Prints one JSON line.
+    python -m bench.programs.trl_steps CONFIG [--steps N] [--given-up-on-memory]
+
+CONFIG: a YAML file with options of GRPOConfig and of `trl grpo` (`model_name_or_path`, `dtype`, `lora_r`), which `rljob
+plan --from trl` reads, too. All responses have the maximum length; the prompts are digits. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -13,99 +14,158 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 import torch
+import yaml
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.harness.samplers import DevicePeak
+from bench.harness.samplers import DeviceUse
+from rljob_trainer.telemetry.memory import first_visible_gpu
+
+PHASES = ("rollout", "update", "sync")
+PROMPT_TOKENS = 16
+"""Enough for a digit."""
 
 
-class StepClock(TrainerCallback):
+class PhaseClock(TrainerCallback):
+    """Times of the steps, and of the rollouts and syncs in them; the rest of a step is its update."""
+
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.steps: list[tuple[float, float]] = []
+        self.inside: list[tuple[str, float, float]] = []
+        """Phase, begin and end, in seconds since the epoch."""
 
     def on_step_begin(self, *_args: object, **_settings: object) -> None:
-        torch.cuda.synchronize()
-        self.begun = time.perf_counter()
+        self._begun = now()
 
     def on_step_end(self, *_args: object, **_settings: object) -> None:
+        self.steps.append((self._begun, now()))
+
+    def timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_call(*args: Any, **settings: Any) -> Any:
+            begun = now()
+            try:
+                return call(*args, **settings)
+            finally:
+                self.inside.append((phase, begun, now()))
+
+        return timed_call
+
+    def spans(self, phase: str, warm_up_steps: int) -> list[list[tuple[float, float]]]:
+        """Begin and end of the parts of each counted step that are of the phase."""
+        return [list(self._spans(phase, *step)) for step in self.steps[warm_up_steps:]]
+
+    def _spans(self, phase: str, begun: float, ended: float) -> Any:
+        inside = sorted(span for span in self.inside if begun <= span[1] and span[2] <= ended)
+        inside.sort(key=lambda span: span[1])
+        if phase != "update":
+            yield from ((since, until) for name, since, until in inside if name == phase)
+            return
+        for _, since, until in inside:
+            yield begun, since
+            begun = until
+        yield begun, ended
+
+
+def now() -> float:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.begun)
+    return time.time()
 
 
 def main(given: argparse.Namespace) -> None:
     begun = time.perf_counter()
-    completions, response_tokens = given.prompts * given.group_size, given.response_tokens
+    options: dict[str, Any] = yaml.safe_load(given.config.read_text(encoding="utf-8"))
+    model, dtype = options.pop("model_name_or_path"), options.pop("dtype", None)
+    lora_rank = options.pop("lora_r", 0) if options.pop("use_peft", False) else 0
+    options.pop("max_prompt_length", None)  # TRL 1.16 takes prompts of any length
+    responses = options["per_device_train_batch_size"] * options["gradient_accumulation_steps"]
+    of_engine: dict[str, Any] = {}
+    if options["use_vllm"]:
+        longest = options["max_completion_length"] + PROMPT_TOKENS
+        of_engine = {"generation_kwargs": {"ignore_eos": True}, "vllm_max_model_length": longest}
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         max_steps=given.steps,
-        per_device_train_batch_size=given.micro_batch,
-        gradient_accumulation_steps=completions // given.micro_batch,
-        num_generations=given.group_size,
-        max_completion_length=response_tokens,
-        generation_kwargs={"ignore_eos": True},
         learning_rate=1e-6,
-        beta=0.0,
-        bf16=True,
-        model_init_kwargs={"dtype": given.dtype},
-        gradient_checkpointing=given.gradient_checkpointing,
-        use_vllm=True,
-        vllm_mode="colocate",
-        vllm_enable_sleep_mode=not given.awake,
-        vllm_gpu_memory_utilization=given.engine_share,
-        vllm_max_model_length=response_tokens + 16,
+        model_init_kwargs={"dtype": dtype} if dtype else None,
         report_to=[],
         save_strategy="no",
         logging_steps=1,
         disable_tqdm=True,
+        **of_engine,
+        **options,
     )
-    clock, device = StepClock(), DevicePeak()
-    device.start()
-    trainer = GRPOTrainer(
-        model=given.model_dir,
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(given.prompts * given.steps)]),
-        reward_funcs=lambda completions, **_kwargs: [float(len(set(text))) for text in completions],
-        callbacks=[clock],
-    )
-    start_up_seconds = time.perf_counter() - begun
-    failure = ""
-    try:
-        trainer.train()
-    except torch.OutOfMemoryError as error:
-        if not given.given_up_on_memory:
-            raise
-        failure = str(error)
-    row = {
-        "start_up_seconds": start_up_seconds,
-        "all_seconds": clock.seconds,
-        "device_peak_bytes": device.peak_bytes,
-        "torch_peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "torch_peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
-    # The first steps pay for warm-up, here as in the other arm.
-    if counted := clock.seconds[2:]:
-        seconds = statistics.median(counted)
-        row |= {"seconds_per_step": seconds, "tokens_per_second": completions * response_tokens / seconds}
+    prompts = responses // options["num_generations"]
+    clock = PhaseClock()
+    gpu = first_visible_gpu()
+    with DeviceUse([] if gpu is None else [gpu]) as use:
+        trainer = GRPOTrainer(
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(prompts * given.steps)]),
+            reward_funcs=lambda completions, **_kwargs: [float(len(set(text))) for text in completions],
+            peft_config=adapters(lora_rank) if lora_rank else None,
+            callbacks=[clock],
+        )
+        if config.use_vllm:
+            engine = trainer.vllm_generation
+            engine.generate = clock.timed("rollout", engine.generate)
+            engine.sync_weights = clock.timed("sync", engine.sync_weights)
+        start_up_seconds, failure = time.perf_counter() - begun, ""
+        try:
+            trainer.train()
+        except torch.OutOfMemoryError as error:
+            if not given.given_up_on_memory:
+                raise
+            failure = str(error)
+    row = measured(clock, use, given.warm_up_steps) | {"start_up_seconds": start_up_seconds}
+    if "seconds_per_step" in row:
+        row["tokens_per_second"] = responses * config.max_completion_length / row["seconds_per_step"]
     print(json.dumps(row | ({"failure": failure} if failure else {})))
 
 
+def measured(clock: PhaseClock, use: DeviceUse, warm_up_steps: int) -> dict[str, Any]:
+    seconds = [ended - begun for begun, ended in clock.steps]
+    row: dict[str, Any] = {
+        "all_seconds": seconds,
+        "device_peak_bytes": max((used for _, used in use.samples), default=0),
+    }
+    if torch.cuda.is_available():
+        row["torch_peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        row["torch_peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    if counted := seconds[warm_up_steps:]:
+        row["seconds_per_step"] = statistics.median(counted)
+        row["phases"] = {phase: of_phase(clock.spans(phase, warm_up_steps), use) for phase in PHASES}
+    return row
+
+
+def of_phase(spans: list[list[tuple[float, float]]], use: DeviceUse) -> dict[str, float]:
+    """Peak bytes of the GPU in a phase, by all processes, and the median of its seconds in a step."""
+    return {
+        "gpu": use.peak([span for step in spans for span in step]),
+        "seconds": statistics.median(sum(until - since for since, until in step) for step in spans),
+    }
+
+
+def adapters(rank: int) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model_dir")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--response-tokens", type=int, default=512)
-    parser.add_argument("--micro-batch", type=int, default=16)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
-    parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--engine-share", type=float, default=0.3, help="of the GPU's memory, for vLLM")
-    parser.add_argument("--awake", action="store_true", help="the engine does not sleep during the update")
+    parser.add_argument("--warm-up-steps", type=int, default=2, help="steps that are not counted")
     parser.add_argument(
         "--given-up-on-memory",
         action="store_true",

@@ -33,12 +33,16 @@ PROCESS_BYTES: dict[tuple[DeviceKind, Role], int] = {
     ("cpu", "policy"): 512 * MIB,
     ("cpu", "rollout"): 768 * MIB,
     ("cuda", "controller"): 128 * MIB,
-    ("cuda", "policy"): 2560 * MIB,
-    ("cuda", "rollout"): 2560 * MIB,
+    ("cuda", "policy"): 2272 * MIB,
+    ("cuda", "rollout"): 2048 * MIB,
 }
 """Interpreter with torch, transformers or vLLM. With CUDA also its libraries, contexts and compiled kernels: resident
-memory on two H200s, without the state that is in host memory, was 2.0 to 2.6 GiB for a policy rank and 2.0 to 2.4 GiB
-for an engine process (torch 2.11, vLLM 0.26)."""
+memory, without the state that is in host memory, was 2.06 to 2.24 GiB for a policy rank on an H100 and 1.96 to 1.99 GiB
+for an engine process (plan_accuracy.json, topologies.json; torch 2.11, vLLM 0.26)."""
+
+_GROUP_BYTES = 384 * MIB
+"""Of a process in a group of NCCL: 2.3 to 2.6 GiB for a policy rank, 2.2 to 2.4 GiB for an engine process
+(topologies.json, tensor_parallel.json)."""
 
 RAY_BYTES = 384 * MIB
 """Ray's processes in one pod: raylet, agents, and the GCS in the controller's."""
@@ -158,7 +162,8 @@ def _policy_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Li
     def line(use: str, of_a_rank: int, phases: frozenset[Phase], reason: str) -> Line:
         return Line("policy", use, "host", ranks * of_a_rank, phases, reason)
 
-    yield line("processes", PROCESS_BYTES[device, "policy"], ALWAYS, f"{ranks} ranks")
+    in_group = work.policy_ranks > 1 or not work.is_colocated
+    yield line("processes", _process_bytes(device, "policy", in_group=in_group), ALWAYS, f"{ranks} ranks")
     yield line("weights being read", loading_bytes(model, device), frozenset({"start"}), "pieces of files")
     if not plan.optimizer_offload if copies.checkpoint is None else copies.checkpoint:
         yield line("copy for checkpoints", state.changed, _BEFORE_EXPORT, "masters and moments")
@@ -191,13 +196,19 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     def line(use: str, of_a_process: float, phases: frozenset[Phase], reason: str) -> Line:
         return Line("engine", use, "host", processes * int(of_a_process), phases, reason, pod)
 
-    yield line("engine processes", PROCESS_BYTES[device, "rollout"], ALWAYS, f"{processes} processes")
+    in_group = work.tensor_parallel_size > 1 or not work.is_colocated
+    each = _process_bytes(device, "rollout", in_group=in_group)
+    yield line("engine processes", each, ALWAYS, f"{processes} processes")
     weights = engine_weight_bytes(work, model)
     if device == "cpu":
         yield line("engine's weights", _CPU_ENGINE_COPIES * weights, ALWAYS, "as received, and packed")
         yield line("KV cache", plan.kv_cache_bytes, ALWAYS, "memory.kvCache")
     elif plan.rollout_sleep_level == 1:
         yield line("weights of the sleeping engine", weights, _TRAINING, "rolloutSleep: Level1")
+
+
+def _process_bytes(device: DeviceKind, role: Role, *, in_group: bool) -> int:
+    return PROCESS_BYTES[device, role] + (_GROUP_BYTES if in_group and device == "cuda" else 0)
 
 
 def _activation_bytes(work: Workload, model: ModelShape, plan: MemoryPlan) -> int:

@@ -53,19 +53,22 @@ class CudaDriver:
 
 
 @contextmanager
-def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0) -> Iterator[None]:
-    """Within, another process holds `hold_bytes` of GPU 0 in addition to its CUDA context, or all but `leave_bytes`."""
+def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0, gpu: int = 0) -> Iterator[None]:
+    """Within, another process holds `hold_bytes` of a GPU in addition to its CUDA context, or all but `leave_bytes`.
+
+    `gpu`: its number among those of the machine.
+    """
     amount = ["--hold", str(hold_bytes)] if hold_bytes else ["--leave", str(leave_bytes)]
     command = [sys.executable, "-m", "rljob_testing.ballast", *amount]
     # A controller, from which it may be started, sees no GPU.
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         try:
             if process.stdout.readline().strip() != "ready":
-                raise DriverError(f"no ballast ({' '.join(amount)}): is so much of GPU 0 free?")
+                raise DriverError(f"no ballast ({' '.join(amount)}): is so much of GPU {gpu} free?")
             yield
         finally:
             process.kill()
