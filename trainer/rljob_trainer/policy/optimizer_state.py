@@ -53,7 +53,8 @@ class OptimizerState:
         if moments == QUANTIZED:
             self._dtypes |= {"exp_avg_scales": torch.float32, "exp_avg_sq_scales": torch.float32}
         self._lanes = lanes_of(device)
-        self._halves = self._allocated(offload)
+        cut = self._cut(offload)
+        self._halves = _Halves(cut, self._device_arrays(cut), self._host_arrays(cut))
 
     @property
     def offloaded(self) -> bool:
@@ -78,14 +79,27 @@ class OptimizerState:
         return self.of(self._all)
 
     def offload(self, share: float) -> None:
-        """Move the state so that `share` of it is in host memory. What is in its place already is copied as well."""
-        if self._cut(share) == self._halves.cut:
+        """Move the state so that `share` of it is in host memory.
+
+        Nothing has changed after an error of a lack of memory. A device that gives up state never holds more than
+        before: a failure may have filled it.
+        """
+        former, cut = self._halves, self._cut(share)
+        if cut == former.cut:
             return
-        former, new = self._halves, self._allocated(share)
+        new = _Halves(cut, self._device_arrays(cut) if cut > former.cut else {}, self._host_arrays(cut))
+        moved = [slice(*ends) for ends in pairwise(sorted({cut, former.cut, self._elements}))]
+        targets = {name: [new.pieces(name, part)[0] for part in moved] for name in self._dtypes}
         for name in self._dtypes:
-            for begin, end in pairwise(sorted({0, former.cut, new.cut, self._elements})):
-                [source], [target] = (halves.pieces(name, slice(begin, end)) for halves in (former, new))
+            for part, target in zip(moved, targets[name], strict=True):
+                [source] = former.pieces(name, part)
                 target.copy_(source)
+            of_both = entries(name, slice(0, min(cut, former.cut)))
+            if cut > former.cut:
+                new.on_device[name][of_both] = former.on_device[name]
+            else:
+                kept = former.on_device.pop(name)[of_both].cpu()
+                new.on_device[name] = kept.to(self._device)
         self._halves = new
 
     def each(self, buckets: Sequence[slice], work: Callable[[int, State], None]) -> None:
@@ -123,10 +137,9 @@ class OptimizerState:
         most = self._elements - math.ceil(share * self._elements)
         return max(start for start in self._starts if start <= most)
 
-    def _allocated(self, share: float) -> _Halves:
-        """Zeros on both sides."""
-        cut = self._cut(share)
-        on_host = {
+    def _host_arrays(self, cut: int) -> dict[str, HostArray]:
+        """Zeros for the elements from `cut` on."""
+        return {
             name: HostArray(
                 entries(name, slice(cut, self._elements)).stop - entries(name, slice(0, cut)).stop,
                 dtype,
@@ -136,11 +149,13 @@ class OptimizerState:
             )
             for name, dtype in self._dtypes.items()
         }
-        on_device = {
+
+    def _device_arrays(self, cut: int) -> dict[str, Tensor]:
+        """Zeros for the elements before `cut`."""
+        return {
             name: torch.zeros(entries(name, slice(0, cut)).stop, dtype=dtype, device=self._device)
             for name, dtype in self._dtypes.items()
         }
-        return _Halves(cut, on_device, on_host)
 
 
 @dataclass(frozen=True, slots=True)
