@@ -21,7 +21,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.harness.run_arms import Arms, generating_job
+from bench.harness.run_arms import Arms
+from rljob_testing.plan_accuracy.jobs import generating_job
 from rljob_trainer.hardware import visible_gpus
 
 PINNED: dict[str, dict[str, Any]] = {
