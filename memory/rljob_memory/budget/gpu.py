@@ -52,8 +52,8 @@ STREAMING_BYTES = int(1.5 * GIB)
 """An optimizer step whose state passes through the GPU, or is in 8 bits: three buckets of the state, and the masters of
 one."""
 
-_LOADED_BUCKETS = 2
-"""Buckets' worth of memory that an engine takes while it loads one: 1.8 to 2.2 for 0.6B to 8B (plan_accuracy.json)."""
+_LOADED_BUCKETS, _LOADING_BYTES = 2, 256 * MIB
+"""Memory that an engine takes while it loads a bucket: buckets' worth, and always (plan_accuracy.json, 0.6B to 8B)."""
 
 _MERGED_BUCKETS = 2
 """Buckets' worth of merged weights, and of memory that they leave in the allocator's cache: 8B with adapters of rank 16
@@ -203,7 +203,7 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         yield replace(nccl, is_in_torch=False)
     kind = "8 bits" if work.quantized_weights else f"{model.bytes_per_parameter} bytes a parameter"
     yield line("engine's weights", weights, awake | {"sync"}, kind)
-    loaded = _LOADED_BUCKETS * _bucket_bytes(model, plan)
+    loaded = _LOADED_BUCKETS * _bucket_bytes(model, plan) + _LOADING_BYTES
     yield line("loaded buckets", loaded, frozenset({"sync"}), "vLLM's load_weights")
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
