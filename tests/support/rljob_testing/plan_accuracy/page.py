@@ -88,12 +88,12 @@ def _pair(pair: Row | None, unit: int) -> str:
 
 def plot(found: Sequence[Row]) -> str:
     """SVG: ratios of predicted to measured memory, and seconds of a step; filled if the configuration was drawn."""
-    from matplotlib import rc_context
+    from matplotlib import style
 
     from rljob_client.plot.style import MUTED, STYLE, phase_colour, titled_figure
 
     held = [row for row in found if has_held(row)]
-    with rc_context(STYLE):
+    with style.context(STYLE):
         figure, (memory, seconds) = titled_figure(
             "Predicted against measured",
             "Each dot is a peak of a phase, or the seconds of a step. Filled: the configuration was drawn by a seed.",
