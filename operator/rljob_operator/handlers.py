@@ -15,7 +15,7 @@
 
 Kopf handles startup, signals and cleanup. The watches are `kube.watch.Reflector`: for 2,000 pods with five changes
 each, kopf's watch takes 10.6 to 17.6 s of CPU time, the Reflector 2.3 s; for RLJobs, 13.0 to 18.0 s and 4.2 s
-(`bench/programs/operator_libraries.py`). Nor does kopf report the end of a listing, objects that were deleted while the
+(bench/results/operator_libraries.json). Nor does kopf report the end of a listing, objects that were deleted while the
 watch was down, or a watch that is silent. Its liveness endpoint serves one path, where the pod has two.
 """
 

@@ -3,7 +3,7 @@
 The package (version 37) provides configuration, credentials, TLS and HTTP; this module adds typed errors, retries, a
 guard before each write, pages of limited size, and JSON that is nested too deeply. Its models are not used: the
 operator reads a few fields of each object, and keeps none of them whole. Without models, `call_api` adds nothing to the
-REST layer: 4,000 patches take 1.63 s of CPU time with it and 1.61 s here (`bench/programs/operator_libraries.py`), on a
+REST layer: 4,000 patches take 1.63 s of CPU time with it and 1.61 s here (bench/results/operator_libraries.json), on a
 session that does not read the environment for each request.
 """
 
