@@ -13,7 +13,8 @@ written meanwhile. Of every phase, a row compares
     seconds         median of the steps after the first
 
 Adds the rows to `plan_accuracy.json` in DIR, each when it is there, and prints the statistics. Arms that the result
-already has are left out unless they are named. `--smoke`: one tiny job on any device, which records nothing.
+already has are left out unless they are named. `--page`: write the section of docs/sizing.md and its plot. `--smoke`:
+one tiny job on any device, which records nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from rljob_memory.hardware import type_of_product
 from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
+from rljob_testing.plan_accuracy import page
 from rljob_testing.plan_accuracy.configurations import ARMS, IN_SAMPLE, SMOKE, Arm, described, drawn, planned, spec_of
 from rljob_testing.plan_accuracy.errors import PHASES, Row, compared, compared_again, statistics_of, summary
 from rljob_testing.plan_accuracy.schedule import GpuJob, run_jobs
@@ -171,12 +173,16 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs") / NAME, help="directory of the runs (replaced)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the JSON")
     parser.add_argument("--estimate", action="store_true", help="print the arms and their estimated times, on H100s")
+    parser.add_argument("--page", action="store_true", help="write the section of docs/sizing.md from the results")
     parser.add_argument("--smoke", action="store_true", help="a tiny job on any device; records nothing")
     given = parser.parse_args()
     if given.draw and (given.seed is None or not given.predictor):
         parser.error("--draw requires --seed and --predictor")
     if given.smoke:
         smoke()
+        return
+    if given.page:
+        print(*page.write(), sep="\n")
         return
     chosen = {name: ARMS[name] for name in given.arms} if given.arms or given.draw else ARMS
     of_draw = drawn(given.seed, given.draw) if given.draw else {}

@@ -38,7 +38,7 @@ _LOGPROB_CHUNK_ROOM_SHARE = 16
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _LOGIT_BYTES = 4
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
-"""Between syncs this keeps no buffer; bench/programs/memory_settings.py measures both."""
+"""Between syncs this keeps no buffer; bench/results/memory_mitigation_cost.json compares both."""
 
 _OFFLOADS = 0.0, 0.25, 0.5, 0.75, 1.0
 """Shares of the optimizer's state in host memory for which sizes are chosen. What these leave takes state back."""

@@ -83,7 +83,7 @@ MISSING_SHARE = 0.1
 may run. With more missing it cannot run."""
 
 SPACE: Mapping[str, Mapping[Any, int]] = {
-    "model": {"0.6b": 4, "1.7b": 4, "4b": 4, "8b": 4, "14b": 1, "32b": 1},
+    "model": {"0.6b": 1, "1.7b": 1, "4b": 1, "8b": 1, "14b": 1, "32b": 1},
     "prompt_tokens": {SHORT_PROMPT: 8, 1024: 2, 4096: 2, 12_288: 1, 28_672: 1},
     "response_tokens": {512: 4, 1024: 4, 2048: 3, 4096: 2},
     "responses": {8: 1, 16: 1, 32: 2, 64: 3, 128: 3, 256: 1},

@@ -1,0 +1,152 @@
+"""The tables and the plot of docs/sizing.md, from the recorded results."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_testing.plan_accuracy.errors import PHASES, Row, has_held, statistics_of
+from rljob_testing.repository import ROOT
+
+RESULTS = [ROOT / "bench" / "results" / folder / "plan_accuracy.json" for folder in ("", "h200")]
+"""On H100s, and on H200s."""
+PAGE, PLOT = ROOT / "docs" / "sizing.md", ROOT / "docs" / "plan-accuracy.svg"
+BEGIN, END = "<!-- from bench/results/plan_accuracy.json -->\n", "<!-- end -->\n"
+
+_GIB = 2**30
+_SETS = {"drawn": "drawn by a seed, after the predictor was final", "all": "all"}
+_VALUES = {
+    "memory": "GPU and host, all phases",
+    "gpu, rollout": "GPU, rollout",
+    "gpu, update": "GPU, update",
+    "gpu, sync": "GPU, sync",
+    "host, rollout": "host, engine's process",
+    "host, update": "host, policy's process",
+    "step_seconds": "seconds of a step",
+}
+
+
+def rows() -> list[Row]:
+    """The rows of all results, those that were drawn first."""
+    found = [row for file in RESULTS if file.exists() for row in json.loads(file.read_text())["rows"]]
+    return sorted(found, key=lambda row: not row["drawn"])
+
+
+def page(text: str, found: Sequence[Row]) -> str:
+    """The page with what stands between its marks replaced."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"expected the marks {BEGIN.strip()} and {END.strip()} on the page, found none")
+    lines = "\n".join(_lines(found))
+    return f"{before}{begin}{lines}\n{end}{after}"
+
+
+def _lines(found: Sequence[Row]) -> Iterator[str]:
+    yield "| configurations | value | count | median error | 95th percentile | predicted ÷ measured | > 2 % too small |"
+    yield "|---|---|---|---|---|---|---|"
+    statistics = statistics_of(found)
+    for name, title in _SETS.items():
+        of_set = statistics.get(name, {})
+        for value, shown in _VALUES.items():
+            error = of_set.get(value, {"count": 0})
+            if error["count"]:
+                yield (
+                    f"| {title} ({of_set['configurations']}) | {shown} | {error['count']} | {error['median']:.1%} | "
+                    f"{error['percentile_95']:.1%} | {error['least_ratio']:.2f} to {error['greatest_ratio']:.2f} | "
+                    f"{error['underestimates']:.1%} |"
+                )
+    yield ""
+    yield f"![Predicted and measured peaks and seconds]({PLOT.name})"
+    yield ""
+    yield "| job | set | rollout, GiB | update, GiB | sync, GiB | engine, host | policy, host | seconds a step |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in found:
+        yield "| " + " | ".join(_cells(row)) + " |"
+
+
+def _cells(row: Row) -> Iterator[str]:
+    yield f"{row['job']}{'' if 'H100' in str(row.get('facts', {}).get('gpu', 'H100')) else ', H200'}"
+    yield "drawn" if row["drawn"] else "fitted" if row["in_sample"] else "chosen"
+    if "phases" not in row:
+        yield from (str(row.get("reason", "")), "", "", "", "", "")
+        return
+    phases = row["phases"]
+    yield from (_pair(phases[phase].get("gpu"), _GIB) for phase in PHASES)
+    yield _pair(phases["rollout"].get("host"), _GIB)
+    yield _pair(phases["update"].get("host"), _GIB)
+    changed = "" if has_held(row) else f", {row['plan_changes']} plan changes"
+    yield _pair(row["step_seconds"], 1) + changed
+
+
+def _pair(pair: Row | None, unit: int) -> str:
+    return f"{pair['predicted'] / unit:.1f} / {pair['measured'] / unit:.1f}" if pair else ""
+
+
+def plot(found: Sequence[Row]) -> str:
+    """SVG: ratios of predicted to measured memory, and seconds of a step; filled if the configuration was drawn."""
+    from matplotlib import style
+
+    from rljob_client.plot.style import MUTED, STYLE, phase_colour, titled_figure
+
+    held = [row for row in found if has_held(row)]
+    with style.context(STYLE):
+        figure, (memory, seconds) = titled_figure(
+            "Predicted against measured",
+            "Each dot is a peak of a phase, or the seconds of a step. Filled: the configuration was drawn by a seed.",
+            2,
+        )
+        for phase in PHASES:
+            for value, marker in (("gpu", "o"), ("host", "s")):
+                points = [(row["phases"][phase].get(value), row["drawn"]) for row in held]
+                _scatter(memory, points, _GIB, marker, phase_colour(phase), f"{value}, {phase}")
+        _scatter(seconds, [(row["step_seconds"], row["drawn"]) for row in held], 1, "o", MUTED, "")
+        _frame(memory, "GiB", 0.1)
+        _frame(seconds, "seconds a step", 0.2)
+        memory.legend(frameon=False, fontsize=8, ncols=3, columnspacing=1, loc="lower left")
+        output = io.StringIO()
+        figure.savefig(output, format="svg", metadata={"Date": None})
+    return output.getvalue()
+
+
+def _scatter(
+    axes: Any, points: Sequence[tuple[Row | None, bool]], unit: int, marker: str, colour: str, name: str
+) -> None:
+    for is_drawn in (True, False):
+        pairs = [pair for pair, drawn in points if pair and drawn == is_drawn]
+        axes.scatter(
+            [pair["measured"] / unit for pair in pairs],
+            [pair["ratio"] for pair in pairs],
+            s=22,
+            marker=marker,
+            edgecolors=colour,
+            facecolors=colour if is_drawn else "none",
+            linewidths=1,
+            label=name if name and is_drawn else None,
+        )
+
+
+def _frame(axes: Any, unit: str, tolerance: float) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    from rljob_client.plot.style import MUTED
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    for ratio in (1 - tolerance, 1, 1 + tolerance):
+        axes.axhline(ratio, color=MUTED, linewidth=1 if ratio == 1 else 0.6, zorder=0)
+    axes.set_xlabel(f"measured, {unit}")
+    axes.set_ylabel("predicted ÷ measured" if unit == "GiB" else "")
+
+
+def write() -> list[Path]:
+    """Write page and plot; returns their paths."""
+    found = rows()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    PLOT.write_text(plot(found), encoding="utf-8")
+    return [PAGE, PLOT]
