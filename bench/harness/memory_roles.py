@@ -41,7 +41,7 @@ CALL_SECONDS = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class MeasuredStep:
     """Model and sizes of a step."""
 
     uri: str
@@ -56,7 +56,7 @@ class Workload:
     kv_cache_bytes: int
 
 
-QWEN3_0_6B = Workload(
+QWEN3_0_6B = MeasuredStep(
     uri="random://qwen3?hidden=1024&intermediate=3072&layers=28&heads=16&kvHeads=8&headDim=128&vocabulary=151936&tied=true",
     vocabulary=151_936,
     prompts=16,
@@ -67,14 +67,14 @@ QWEN3_0_6B = Workload(
     logprob_chunk_tokens=384,
     kv_cache_bytes=8 * GIB,
 )
-TINY = Workload("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
+TINY = MeasuredStep("random://qwen3", 64, 4, 4, 4, 32, 128, 64, 64 * MIB)
 
 
-def workload_for(device: Device) -> Workload:
+def workload_for(device: Device) -> MeasuredStep:
     return QWEN3_0_6B if device == "cuda" else TINY
 
 
-def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
+def memory_settings(workload: MeasuredStep, **changes: Any) -> MemoryPlan:
     """The plan of `Auto` on a large GPU, with `changes`."""
     settings: Row = {
         "empty_cache": True,
@@ -90,7 +90,7 @@ def memory_settings(workload: Workload, **changes: Any) -> MemoryPlan:
     return MemoryPlan(**(settings | changes))
 
 
-def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output_dir: Path) -> PolicyConfig:
+def policy_config(workload: MeasuredStep, device: Device, memory: MemoryPlan, output_dir: Path) -> PolicyConfig:
     return PolicyConfig(
         model_dir=resolve_model(workload.uri),
         output_dir=output_dir,
@@ -101,7 +101,9 @@ def policy_config(workload: Workload, device: Device, memory: MemoryPlan, output
     )
 
 
-def rollout_config(workload: Workload, device: Device, *, generated_tokens: int, cuda_graphs: bool) -> RolloutConfig:
+def rollout_config(
+    workload: MeasuredStep, device: Device, *, generated_tokens: int, cuda_graphs: bool
+) -> RolloutConfig:
     return RolloutConfig(
         model_dir=resolve_model(workload.uri),
         device=device,
@@ -116,7 +118,7 @@ def rollout_config(workload: Workload, device: Device, *, generated_tokens: int,
     )
 
 
-def random_rollouts(workload: Workload, step: int, longest_sequences: int = 0) -> RolloutBatch:
+def random_rollouts(workload: MeasuredStep, step: int, longest_sequences: int = 0) -> RolloutBatch:
     """Scored rollouts of a step, whose lengths are random, and the same for the same step.
 
     `longest_sequences`: as many of the longest length instead, each of which is a micro-batch.
@@ -150,12 +152,12 @@ class MeasuredPolicy(ColocatedPolicyActor):
         self.config = self._loaded.update.config = replace(self.config, memory=memory)
 
 
-class Roles:
+class ColocatedPair:
     """A policy rank and an engine that share a GPU. On entry, both are loaded and have the same weights."""
 
     def __init__(
         self,
-        workload: Workload,
+        workload: MeasuredStep,
         device: Device,
         memory: MemoryPlan,
         *,

@@ -32,7 +32,7 @@ from rljob_memory.hardware import ASSUMED
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.workload import workload_of
 from rljob_testing.repository import EXAMPLES
-from rljob_testing.runs import Run, rljob_run
+from rljob_testing.runs import FinishedRun, rljob_run
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.resolve import resolve_model
 
@@ -92,7 +92,7 @@ def _measured(directory: Path, example: str, changes: dict[str, Any]) -> dict[st
     }
 
 
-def _predicted(manifest: Path, run: Run) -> dict[str, Any]:
+def _predicted(manifest: Path, run: FinishedRun) -> dict[str, Any]:
     spec = load_manifest(manifest).spec
     shape = model_dimensions(resolve_model(spec.model.uri)).shape(compute_bytes(spec, "cpu"))
     plan = MemoryPlan.model_validate(run.attempts[-1]["plan"])

@@ -33,10 +33,10 @@ import torch.distributed as dist
 
 from bench.harness.memory_roles import (
     GIB,
+    ColocatedPair,
     Device,
-    Roles,
+    MeasuredStep,
     Row,
-    Workload,
     arm,
     memory_settings,
     policy_config,
@@ -79,7 +79,7 @@ def mitigation_cost(device: Device, rows: list[Row]) -> None:
         "activationCheckpointing: Enabled": {"activation_checkpointing": True},
     }
     tokens = workload.longest // 2
-    with Roles(workload, device, memory_settings(workload), generated_tokens=tokens, cuda_graphs=True) as roles:
+    with ColocatedPair(workload, device, memory_settings(workload), generated_tokens=tokens, cuda_graphs=True) as roles:
         with arm(rows, "generation") as row:
             row["generate_seconds"] = min(roles.generate() for _ in range(2))
         step_of(roles, 1, sleep=True)  # compiles the layers
@@ -93,7 +93,7 @@ def mitigation_cost(device: Device, rows: list[Row]) -> None:
                 row |= {key: max(step[key] for step in steps) for key in steps[0] if "bytes" in key}
 
 
-def step_of(roles: Roles, step: int, sleep: bool) -> Row:
+def step_of(roles: ColocatedPair, step: int, sleep: bool) -> Row:
     """A step without its generation."""
     asleep_seconds = roles.sleep() if sleep else 0.0
     result = roles.update(step)
@@ -130,7 +130,7 @@ def cache(device: Device, rows: list[Row]) -> None:
         "both, uneven": {},
         "neither, uneven": WITHOUT_MITIGATIONS,
     }
-    with Roles(workload, device, memory_settings(workload)) as roles:
+    with ColocatedPair(workload, device, memory_settings(workload)) as roles:
         roles.sleep()
         roles.update(step=len(uneven) + 1)  # compiles the layers
         for name, changes in arms.items():
@@ -167,7 +167,7 @@ def retained(device: Device, rows: list[Row]) -> None:
 
 
 @contextmanager
-def policy_rank(workload: Workload, device: Device, settings: Any) -> Iterator[PolicyRank]:
+def policy_rank(workload: MeasuredStep, device: Device, settings: Any) -> Iterator[PolicyRank]:
     """A policy rank in this process."""
     with tempfile.TemporaryDirectory() as directory:
         rank = PolicyRank(0, 1, policy_config(workload, device, settings, Path(directory)))
@@ -194,7 +194,7 @@ def small_card(device: Device, rows: list[Row]) -> None:
             roles.generate()
             row["steps"].append(step_of(roles, step, sleep=True))
 
-    with Roles(workload, device, memory_settings(workload)) as roles:
+    with ColocatedPair(workload, device, memory_settings(workload)) as roles:
         with arm(rows, "whole card") as row, DevicePeak() as peak:
             run(row)
         card_bytes = peak.peak_bytes + GIB

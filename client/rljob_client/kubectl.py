@@ -39,7 +39,7 @@ _KNOWN_FAILURES = (
 """Failures of kubectl by their message: what was expected, and what to do. The first that fits counts."""
 
 
-class ClusterError(RunError):
+class KubectlError(RunError):
     """kubectl failed, or an object in the cluster is not as expected."""
 
 
@@ -77,11 +77,11 @@ class Kubectl:
         try:
             done = subprocess.run(self._command(words), input=given, capture_output=True, check=False)
         except FileNotFoundError:
-            raise ClusterError("expected kubectl in PATH, found none: install it") from None
+            raise KubectlError("expected kubectl in PATH, found none: install it") from None
         except OSError as error:
-            raise ClusterError(f"expected kubectl in PATH, found: {error}; install it") from None
+            raise KubectlError(f"expected kubectl in PATH, found: {error}; install it") from None
         if done.returncode != 0:
-            raise ClusterError(explain_failure(" ".join(words), done.stderr.decode(errors="replace")))
+            raise KubectlError(explain_failure(" ".join(words), done.stderr.decode(errors="replace")))
         return done.stdout
 
     def stream(self, *words: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -25,7 +25,7 @@ from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
-    PolicyProcesses,
+    RankProcesses,
     complete_checkpoint,
     parameters,
     policy_config,
@@ -38,7 +38,7 @@ from tests.integration.policy_processes import (
 )
 
 
-def weights_after(policy: PolicyProcesses, *steps: int) -> str:
+def weights_after(policy: RankProcesses, *steps: int) -> str:
     """The digest of the weights, on which all ranks must agree."""
     for step in steps:
         policy.call("update", scored_batch(step))
@@ -46,7 +46,7 @@ def weights_after(policy: PolicyProcesses, *steps: int) -> str:
     return str(digest)
 
 
-def written_checkpoint(policy: PolicyProcesses, directory: Path) -> Path:
+def written_checkpoint(policy: RankProcesses, directory: Path) -> Path:
     """The state of `policy`, with the manifest that the controller writes."""
     policy.call("start_checkpoint", directory)
     complete_checkpoint(policy, directory)

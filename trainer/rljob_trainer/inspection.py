@@ -20,7 +20,7 @@ from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
-from rljob_client.validation.suspicious_values import Finding, memory_findings
+from rljob_client.validation.suspicious_values import FieldFinding, memory_findings
 from rljob_memory.model_shape import compute_bytes, shape_in_uri, with_adapters
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import load_tokenizer
@@ -184,7 +184,7 @@ class Inspection:
         if message in self._found:
             return
         self._found.add(message)
-        finding = Finding(severity, field, message)
+        finding = FieldFinding(severity, field, message)
         self._report({"severity": finding.severity, "field": finding.field, "message": finding.message})
 
 

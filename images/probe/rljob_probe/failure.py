@@ -36,7 +36,7 @@ _TEXTS = (
 )
 
 
-class MemoryFailure(NamedTuple):
+class RecognizedFailure(NamedTuple):
     exit_code: int
     """DEVICE, HOST or SHARED."""
     text: str
@@ -44,7 +44,7 @@ class MemoryFailure(NamedTuple):
     error: BaseException
 
 
-def memory_failure(error: BaseException | None) -> MemoryFailure | None:
+def memory_failure(error: BaseException | None) -> RecognizedFailure | None:
     """The earliest out-of-memory error among `error` and its causes; None if there is none."""
     found = [failure for link in _chain(error) if (failure := _failure_of(link)) is not None]
     return found[-1] if found else None
@@ -72,16 +72,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [cause for cause in causes if isinstance(cause, BaseException)]
 
 
-def _failure_of(error: BaseException) -> MemoryFailure | None:
+def _failure_of(error: BaseException) -> RecognizedFailure | None:
     text = _text_of(error)
     exit_code = _exit_code_of_type(type(error))
     if exit_code is not None:
-        return MemoryFailure(exit_code, text, error)
+        return RecognizedFailure(exit_code, text, error)
     matches = ((exit_code, re.search(pattern, text)) for exit_code, pattern in _TEXTS)
     for exit_code, match in matches:
         if match is not None:
             line_start = text.rfind("\n", 0, match.start()) + 1
-            return MemoryFailure(exit_code, text[line_start:], error)
+            return RecognizedFailure(exit_code, text[line_start:], error)
     return None
 
 

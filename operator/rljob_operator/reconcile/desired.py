@@ -63,7 +63,7 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AttemptFailure:
     """Cause of a failed attempt, from which the recovery engine decides what follows."""
 
     final: GiveUpReason | None = None
@@ -86,7 +86,7 @@ class AttemptResult:
     reason: AttemptReason
     message: str
     """Cause, and advice if there is any."""
-    failure: Failure | None = None
+    failure: AttemptFailure | None = None
     """None if the job did not cause the end: it does not count as a restart."""
     exit_code: int | None = None
 

@@ -12,7 +12,7 @@ from rljob_api.status import FailureStatus
 from rljob_memory.recovery import Changed, GiveUp, Restart, respond
 from rljob_operator.events import EventReason
 from rljob_operator.reconcile import memory_recovery, timers
-from rljob_operator.reconcile.desired import AttemptResult, Desired, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult, Desired
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status import StatusDraft, clipped
@@ -78,7 +78,7 @@ def _finish(draft: StatusDraft, view: JobView) -> None:
     draft.reset(ConditionType.MEMORY_PRESSURE)
 
 
-def _recover(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> None:
+def _recover(end: AttemptResult, failure: AttemptFailure, draft: StatusDraft, view: JobView) -> None:
     if failure.evidence is not None:
         memory_recovery.record_failure(failure.evidence, draft)
     state = memory_recovery.recovery_state(draft, view)

@@ -20,7 +20,7 @@ from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.state import latest_answer
 from rljob_operator.events import EventReason
 from rljob_operator.objects.pod_layout import predicted_limit_bytes
-from rljob_operator.reconcile.desired import AttemptResult, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.pods import can_restart_in_place
@@ -31,7 +31,7 @@ from rljob_operator.reconcile.view import JobView, clip_times, elapsed_seconds, 
 # --- Input of the recovery engine ---
 
 
-def failure_report(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> FailureReport:
+def failure_report(end: AttemptResult, failure: AttemptFailure, draft: StatusDraft, view: JobView) -> FailureReport:
     *earlier, latest = counted_attempts(draft.status)
     return FailureReport(
         message=end.message,

@@ -11,7 +11,7 @@ from rljob_api.conditions import AttemptReason, ConditionType
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_api.step_report import StepReportStatus
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.desired import AttemptResult, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
@@ -41,7 +41,7 @@ def deadline_exceeded(view: JobView) -> AttemptResult | None:
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "its committed steps are on its volume"
     )
-    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, Failure(GiveUpReason.DEADLINE_EXCEEDED))
+    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, AttemptFailure(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
@@ -145,7 +145,7 @@ def cannot_start(view: JobView) -> AttemptResult | None:
             cause = pod.waiting or pod.unschedulable or f"see kubectl describe pod {pod.name}"
             waited = elapsed_seconds(pod.placed_at, view.now)
             message = f"pod {pod.name} has not started after {waited:.0f} s: {cause}"
-            return AttemptResult(AttemptReason.POD_CANNOT_START, message, Failure(final))
+            return AttemptResult(AttemptReason.POD_CANNOT_START, message, AttemptFailure(final))
     return None
 
 

@@ -12,7 +12,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ResourceClient, refusal
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import (
     KILLED_EFFECT_SECONDS,
@@ -108,7 +108,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
     job: WatchedJob,
     operator: OperatorProcess,
     proxy: FaultProxy,
-    api: ApiClient,
+    api: ResourceClient,
     kubelet: SimulatedKubelet,
     namespace: str,
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
 
 @pytest.mark.usefixtures("restarting_nodes")
 def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
-    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ResourceClient
 ) -> None:
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
@@ -150,7 +150,7 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
 
 
 def test_a_decision_never_reaches_a_report_that_has_replaced_another(
-    job: WatchedJob, api: ApiClient, namespace: str, operator: OperatorProcess
+    job: WatchedJob, api: ResourceClient, namespace: str, operator: OperatorProcess
 ) -> None:
     """The writes that the operator would make to either."""
     job.create().run()

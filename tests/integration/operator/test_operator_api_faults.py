@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
@@ -59,7 +59,7 @@ def test_an_api_server_that_keeps_failing_is_not_stormed(
 
 
 def test_a_request_without_an_answer_holds_up_no_other_job(
-    job: WatchedJob, proxy: FaultProxy, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
+    job: WatchedJob, proxy: FaultProxy, api: ResourceClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
     with proxy.failing(None, verbs=("create",), resources=("pods",), namespace=namespace, times=1):
         job.create()

@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.operator.api_client import ApiClient, ApiError
+from rljob_testing.operator.api_client import RequestRefused, ResourceClient
 from rljob_testing.patience import EFFECT_SECONDS, PATIENCE_SECONDS, Deadline, eventually
 from rljob_testing.repository import CHART, EXAMPLES
 
@@ -33,7 +33,7 @@ PLURALS = {
 
 
 @dataclass(frozen=True)
-class Kubectl:
+class AdminKubectl:
     """kubectl of the cluster in one namespace, as administrator."""
 
     program: Path
@@ -61,7 +61,7 @@ class Kubectl:
         self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = EFFECT_SECONDS
     ) -> dict[str, Any]:
         """The object, as soon as it exists and `holds` is true. Polls without kubectl (0.1 s of CPU time a call)."""
-        api, deadline = ApiClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
+        api, deadline = ResourceClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
         resource = PLURALS[kind]
         namespace = None if kind == "node" else self.namespace
         while (found := _find(api, resource, name, namespace)) is None or not holds(found):
@@ -72,13 +72,13 @@ class Kubectl:
         return found
 
 
-def _find(api: ApiClient, resource: str, name: str, namespace: str | None) -> dict[str, Any] | None:
+def _find(api: ResourceClient, resource: str, name: str, namespace: str | None) -> dict[str, Any] | None:
     """None if the object does not exist, or if API server or etcd did not answer in time, as after a stall."""
     try:
         return api.find(resource, name, namespace)
     except httpx.TransportError:
         return None
-    except ApiError as error:
+    except RequestRefused as error:
         if error.status < 500:
             raise
         return None
@@ -185,7 +185,7 @@ def at_step(step: int, attempt_number: int = 1) -> Any:
     return lambda report: status(report).get("attempt") == attempt_number and (status(report).get("step") or 0) >= step
 
 
-def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
+def event_reasons(kubectl: AdminKubectl, job: str) -> list[str]:
     """Reasons of the Events about a job, oldest first."""
     selector = f"involvedObject.kind=RLJob,involvedObject.name={job}"
     events = json.loads(kubectl("get", "events", "--field-selector", selector, "-o", "json"))["items"]
@@ -193,7 +193,7 @@ def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
     return [event["reason"] for event in sorted(events, key=lambda event: event["eventTime"])]
 
 
-def wait_for_event(kubectl: Kubectl, job: str, reason: str) -> list[str]:
+def wait_for_event(kubectl: AdminKubectl, job: str, reason: str) -> list[str]:
     """`event_reasons`, as soon as `reason` is one of them: the operator writes Events after the status, in order."""
 
     def look() -> list[str]:

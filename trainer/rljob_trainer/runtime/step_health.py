@@ -24,7 +24,7 @@ _FIRST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepProblem:
     """A problem of the last committed step."""
 
     reason: TrainingWarningReason
@@ -47,7 +47,7 @@ def is_power_of_two(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
 
 
-def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[Finding]:
+def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[StepProblem]:
     """The problems of the last of the committed `steps`, the gravest first.
 
     `responses_may_end`: False if `algorithm.ignoreEndOfSequence` is set, so that every response has full length.
@@ -63,7 +63,7 @@ def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[Fi
         count = sum(kind.applies(step) for step in steps)
         so_far = f" ({count} of {len(steps)} steps so far)" if count > 1 else ""
         message = f"step {last.step}: {kind.describe(last)}{so_far}; {kind.advice}"
-        found.append(Finding(kind.reason, count, message))
+        found.append(StepProblem(kind.reason, count, message))
     return found
 
 

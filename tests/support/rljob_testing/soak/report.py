@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_client.run_directory.records import FaultRecord, StepRecord
 from rljob_testing.cluster import condition, holds, status
-from rljob_testing.soak.faults import Fault
+from rljob_testing.soak.faults import InjectedSoakFault
 from rljob_testing.soak.jobs import JobOutcome
 
 _MAY_GROW_BYTES = 64 << 20
@@ -43,7 +43,7 @@ class Soak:
     seconds: float
     """Duration of the whole soak."""
     outcomes: Sequence[JobOutcome]
-    faults: Sequence[Fault]
+    faults: Sequence[InjectedSoakFault]
     before: Footprint
     after: Footprint
     leaks: Sequence[str]
@@ -94,7 +94,7 @@ def row(soak: Soak) -> Row:
     }
 
 
-def seconds_to_next_step(fault: Fault, outcomes: Iterable[JobOutcome]) -> float | None:
+def seconds_to_next_step(fault: InjectedSoakFault, outcomes: Iterable[JobOutcome]) -> float | None:
     """Seconds from the fault until the last job that it may have disturbed commits a step.
 
     Includes other faults in between. None if no such job had a step left to commit.
