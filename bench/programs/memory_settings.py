@@ -244,7 +244,7 @@ def controller(device: Device, rows: list[Row]) -> None:
 
 
 def rollout_role(device: Device, rows: list[Row]) -> None:
-    """As in trainers whose rollout workers load the actor."""
+    """Measure trainers whose rollout workers load the actor."""
     os.environ |= engine_environment(device) | allocator_environment("rollout", torch_version())
     workload = workload_for(device)
     before = device_used_bytes()

@@ -57,7 +57,7 @@ _DEFAULTS: dict[Source, dict[str, Any]] = {
     },
     "verl": {"maxPromptTokens": 512, "maxResponseTokens": 512, "prompts": 1024, "gpus": 8, "klCoefficient": 0.0},
 }
-"""Of TRL 1.16 and of verl's ppo_trainer.yaml."""
+"""Fields of TRL 1.16 and of verl's ppo_trainer.yaml."""
 
 _LARGEST_FILE_BYTES = 1_000_000
 

@@ -96,7 +96,7 @@ def _steps(count: int) -> str:
 
 _LEAST_GROWTH_BYTES = 64 * MIB
 _LEAST_GROWTH_SHARE = 0.005
-"""Of the whole memory. Smaller growth would take hundreds of steps, and host memory varies by as much."""
+"""Share of the whole memory. Smaller growth would take hundreds of steps, and host memory varies by as much."""
 _MOSTLY = 0.5
 _FALLING_TAU = -0.6
 

@@ -193,7 +193,7 @@ async def _completed(settings: OperatorSettings, connection: Connection, client:
 
 
 def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClient:
-    """For the Lease and for reviews of tokens: a late answer is useless."""
+    """Client for the Lease and for reviews of tokens, for which a late answer is useless."""
     retry = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
     client = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=retry)
     stack.push_async_callback(client.close)

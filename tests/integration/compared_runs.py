@@ -18,7 +18,7 @@ from rljob_testing.patience import PATIENCE_SECONDS, Deadline, wait_for_end
 from rljob_testing.runs import FinishedRun, rljob_run, start_rljob, write_manifest
 
 MORE_STEPS_THAN_NEEDED = 100_000
-"""Of a job that is stopped: with few, it may be complete before the test has seen a step."""
+"""Steps of a job that is stopped: with few, it may be complete before the test has seen a step."""
 
 
 LARGE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
@@ -39,7 +39,7 @@ ROOMY_PLAN = {
 
 
 def disaggregated_manifest(path: Path, **changes: dict[str, Any]) -> Path:
-    """As `write_manifest`, with engines of their own."""
+    """Write a manifest like `write_manifest`, with separate processes for engines."""
     job = yaml.safe_load(write_manifest(path, **changes).read_text())
     job["spec"]["topology"] = "Disaggregated"
     path.write_text(yaml.safe_dump(job))

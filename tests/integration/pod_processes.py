@@ -85,7 +85,7 @@ class Pods:
     variables: dict[str, str] = field(default_factory=dict)
     plan: MemoryPlan | None = None
     rollouts: int = 0
-    """Of the workers, those with engines of their own; the others are of the policy."""
+    """Number of workers with engines; the others have policy ranks."""
     of_workers: dict[str, str] = field(default_factory=dict)
     """Further variables of the workers' pods."""
 

@@ -35,7 +35,7 @@ from tests.integration.pod_processes import PodProcess, Pods, PodsOfAttempt
 
 API_PORT = 21900
 LAST_STEPS = 20
-"""Of the attempt that completes the job."""
+"""Steps of the attempt that completes the job."""
 WORKERS = 2
 COMPILE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 
@@ -67,7 +67,7 @@ class Cluster:
         return {entry["manager"]: entry["fieldsV1"] for entry in json.loads(shown)["metadata"]["managedFields"]}
 
     def variables(self) -> dict[str, str]:
-        """Of the pod that reports."""
+        """Environment variables of the pod that reports."""
         host, port = self._control_plane.url.removeprefix("https://").split(":")
         return {
             "KUBERNETES_SERVICE_HOST": host,
@@ -94,7 +94,7 @@ class EndedAttempt:
     report: StepReportStatus
     log: str
     compile_directories: list[str] = field(default_factory=list)
-    """Of the roles in the first worker's pod, relative to the pod's temporary directory."""
+    """Compile directories of the roles in the first worker's pod, relative to its temporary directory."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def ended(attempt: PodsOfAttempt, cluster: Cluster) -> EndedAttempt:
 
 
 def compile_directories(worker: PodProcess) -> list[str]:
-    """Of the Ray actors in the pod: a policy rank and an engine."""
+    """Compile directories of the Ray actors in the pod: a policy rank and an engine."""
     found = []
     for process in psutil.Process(worker.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # Ray's idle processes end at any time

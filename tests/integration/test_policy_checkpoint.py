@@ -342,7 +342,7 @@ def write_after(_policy: PolicyRank, go_on: Path) -> None:
 
 
 def keep_a_copy(policy: PolicyRank) -> None:
-    """As on a GPU, where it is pinned."""
+    """Keep the copy as on a GPU, where it is pinned."""
     policy._checkpoint_writer._kept = HostArray(8, torch.uint8, pinned=False, purpose="a test", advice="ignore it")
 
 

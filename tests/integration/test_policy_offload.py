@@ -47,7 +47,7 @@ def config_of(tmp_path: Path, form: str = "bfloat16", **changes: Any) -> PolicyC
 
 
 def bytes_on_device(policy: PolicyRank) -> int:
-    """Of all weights."""
+    """Bytes of all weights on the device."""
     return sum(
         local(each).untyped_storage().nbytes() for model in policy._loaded.models() for each in model.parameters()
     )

@@ -59,7 +59,7 @@ class PlainTraining:
             betas=(config.algorithm.adam_beta1, config.algorithm.adam_beta2),
         )
         self.gradient_was_rounding = {name: np.zeros(p.shape, bool) for name, p in self.model.named_parameters()}
-        """Of each weight, in any update."""
+        """True for each weight whose gradient was only rounding in an update."""
 
     def update(self, batch: RolloutBatch) -> dict[str, float]:
         completions = [i for i in range(len(batch)) if len(batch.response_ids[i])]

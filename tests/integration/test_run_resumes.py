@@ -57,7 +57,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.fixture(scope="module")
 def uninterrupted(stopped: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Of as many steps."""
+    """A run of as many steps, without a stop."""
     directory = tmp_path_factory.mktemp("uninterrupted")
     return completed_run(manifest_of(directory, len(stopped.steps)), directory / "run")
 

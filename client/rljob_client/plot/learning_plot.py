@@ -14,7 +14,7 @@ from rljob_client.run_directory.records import StepRecord
 
 _LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73")
 _SMALLEST_RANGE = 0.02
-"""Of an axis, relative to its values: rounding errors must not fill it."""
+"""Smallest range of an axis, as a share of its values: rounding errors must not fill it."""
 _SMALL_SHARE = 0.2
 _SHARE = "share"
 

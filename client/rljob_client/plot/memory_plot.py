@@ -34,7 +34,7 @@ _COUNTED = {
     "host": "resident host memory of one process",
 }
 _SAME_LINE = 0.005
-"""Of the height of the axis."""
+"""Distance below which two lines look like one, as a share of the axis's height."""
 _LABEL_WIDTH = 16
 
 

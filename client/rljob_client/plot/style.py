@@ -123,7 +123,7 @@ def _latest(values: Values) -> float:
 
 
 def dot_size(steps: int) -> float:
-    """In points: large for ten steps, small for thousands."""
+    """Size of a dot in points: large for ten steps, small for thousands."""
     return float(np.clip(28 / np.sqrt(steps), 1.5, 5.5))
 
 

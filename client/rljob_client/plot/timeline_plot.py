@@ -261,7 +261,7 @@ def _draw_marks(axes: Axes, time: TimeAxis, marks: Sequence[Mark], height: float
 
 
 _LONGEST_GAP = 0.06
-"""Of the time of the steps."""
+"""Share of the seconds of all steps: a longer gap is drawn with this length."""
 
 Interval = tuple[float, float]
 
@@ -271,10 +271,10 @@ class TimeAxis:
     """Maps times to positions on the axis. Both are in seconds and differ only by the shortened gaps."""
 
     times: Sequence[float]
-    """At which a gap begins or ends; the first and the last are those of the timeline."""
+    """Times at which a gap begins or ends, with the beginning and the end of the timeline."""
 
     positions: Sequence[float]
-    """On the axis, of `times`."""
+    """Position on the axis of each of `times`."""
 
     gaps: Sequence[Interval]
     """Times without a step that are shortened."""

@@ -65,7 +65,7 @@ class Summary(_SummaryPart):
     exit_code: int
 
     exit_reason: str
-    """For people."""
+    """Reason in one sentence."""
 
     steps: int
     """Committed steps."""

@@ -48,7 +48,7 @@ SMALLEST_CONTEXT_BYTES, LARGEST_CONTEXT_BYTES = 200 * MIB, 1280 * MIB
 """A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
 H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device."""
 _WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
-"""In the words before a figure."""
+"""Searched in the text before a figure."""
 _ENGINE_PROCESS = re.compile(
     r"vllm|enginecor|sglang|llmrayactor|trtllm|rolloutray|lmdeploy|text-generation", re.IGNORECASE
 )
@@ -63,7 +63,7 @@ class Unexpected:
     """The class that it is the cause of."""
     size_bytes: int
     share: float
-    """Of the GPU."""
+    """Share of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Balance:
         return (device.total_bytes if device else None) or 0
 
     def share(self, size_bytes: int) -> float:
-        """Of the GPU; 0 if its size is unknown."""
+        """Return `size_bytes` as a share of the GPU; 0 if its size is unknown."""
         return size_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def foreign_bytes(self, known_bytes: int = 0) -> int:
@@ -388,7 +388,7 @@ class ExpectedMemory:
 
 
 def logits_bytes(tokens: int, vocabulary: int) -> int:
-    """Of one pass, in float32."""
+    """Return the bytes of the logits of one pass, in float32."""
     return tokens * vocabulary * _LOGIT_BYTES
 
 

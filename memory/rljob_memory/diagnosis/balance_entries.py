@@ -22,7 +22,7 @@ _OF_THE_HOST = frozenset(
     }
 )
 _DRIVER_SHARE = 0.02
-"""Of the GPU: what a driver keeps for itself, at most."""
+"""Maximum share of the GPU that a driver keeps for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _engine_parts(balance: Balance) -> Iterator[BalanceEntry]:
 
 
 def _expectations(balance: Balance) -> Iterator[BalanceEntry]:
-    """Of one unsharded copy: a job that shards its model has a part of each."""
+    """Expected bytes of one unsharded copy: a job that shards its model has a part of each."""
     expected = balance.expected
     if balance.failure.in_engine:
         return

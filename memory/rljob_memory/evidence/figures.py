@@ -60,7 +60,7 @@ _DEVICE_OR_USED = re.compile(
 )
 """`GPU0: 45.2GB`, `used 45.2 GiB of 79.1 GiB`."""
 _UNIT_OF_HEAD = re.compile(r"\(([KMGT]i?B|bytes)\)")
-"""Of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
+"""Unit of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
 _UNIT_OF_NAME = re.compile(r"(?:^|[^A-Za-z])([KMG]i?B?|bytes|[kmg]i?b)(?:[^A-Za-z]|$)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LEFT_OUT = re.compile(
@@ -77,7 +77,7 @@ _RESERVED = re.compile(r"reserved?|cached?|ca")
 _PEAK = re.compile(r"peak|max|maximum|highest|high")
 _OF_AN_AGENT = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
 _MOST_FIGURES = 24
-"""Of one line that are looked at."""
+"""Maximum number of figures that are read from one line."""
 _LEAST_MIB, _MOST_MIB = 256, 400_000
 _MOST_GIB = 2_000
 _LEAST_BYTES = 1 << 27

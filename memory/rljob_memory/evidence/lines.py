@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 17
 _LONGEST_LINE_BYTES = 1 << 15
 """A longer one is read in pieces, so that a file without line ends takes no more memory."""
 _OVERLAP_BYTES = 1 << 10
-"""Of two pieces, so that no message is lost between them."""
+"""Overlap of two pieces, so that no message is lost between them."""
 _LONG_LINE_BYTES = 1 << 12
 _LONGEST_EXCERPT_BYTES = 3_000
 _MOST_EXCERPTS = 8
@@ -77,7 +77,7 @@ class LogLine:
     """A line and its writer."""
 
     text: str
-    """Without colors and prefixes."""
+    """The text without colors and prefixes."""
 
     writer: str = ""
     """Distinguishes interleaved processes; empty if the line names no process."""

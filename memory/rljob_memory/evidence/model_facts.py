@@ -50,7 +50,7 @@ class ModelFacts:
     """Most tokens of one pass through the policy."""
 
     parameters_of_name: int | None = None
-    """By the model's name, such as `Qwen2.5-7B`: a last resort."""
+    """Parameters according to the model's name, such as `Qwen2.5-7B`: a last resort."""
 
 
 def noted(model: ModelFacts, text: str) -> ModelFacts:

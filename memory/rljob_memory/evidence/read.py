@@ -24,7 +24,8 @@ from rljob_memory.sample import MemorySample, finite_seconds
 
 _LARGEST_DOCUMENT_BYTES = 4 << 20
 _MEMORY_LOG_BYTES = 4 << 20
-"""Of each memory log, its end is read: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000 steps."""
+"""Bytes that are read from the end of each memory log: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000
+steps."""
 _LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})

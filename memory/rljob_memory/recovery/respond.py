@@ -181,7 +181,7 @@ def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, cons
 
 
 def _settings_can_help(case: Case) -> bool:
-    """On a CPU models and caches are in host memory. Otherwise only its own remedies help host memory."""
+    """True if a setting can help: never with /dev/shm; with host memory only on a CPU, which has models there."""
     if case.failure_class is FailureClass.HOST_MEMORY:
         return not case.on_gpu
     return case.failure_class is not FailureClass.SHARED_MEMORY

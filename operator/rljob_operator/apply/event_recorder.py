@@ -31,10 +31,10 @@ _MAX_NOTE_BYTES = 1024
 _MAX_WAITING = 1000
 _MAX_SERIES_KNOWN = 4096
 _SERIES_ENDS_AFTER_SECONDS = 360.0
-"""As in client-go: after this time, a repetition is a new Event."""
+"""Time after which a repetition is a new Event, as in client-go."""
 _BURST = 25
 _SECONDS_PER_TOKEN = 300.0
-"""As in client-go: 25 Events of an object at once, then one every five minutes."""
+"""Rate of client-go: 25 Events of an object at once, then one every five minutes."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 
 
 def worker(**pod_spec: Any) -> Object:
-    """Of the policy: a template, and no GPU."""
+    """A policy's worker: a template, and no GPU."""
     return {"gpusPerReplica": 0, "template": {"spec": pod_spec}}
 
 

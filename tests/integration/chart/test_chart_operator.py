@@ -182,7 +182,7 @@ def test_the_readmes_commands_do_without_the_hook(command_line: CommandLine, ins
 
 
 def test_without_remove_finalizers_there_is_no_hook(command_line: CommandLine) -> None:
-    """As the README of the chart advises for Argo CD, some versions of which run only Jobs as hooks."""
+    """The chart's README advises this for Argo CD, some versions of which run only Jobs as hooks."""
     assert "helm.sh/hook:" in command_line.helm("template", RELEASE, str(CHART))
     values = ("--set", "uninstall.removeFinalizers=false")
     assert "helm.sh/hook:" not in command_line.helm("template", RELEASE, str(CHART), *values)

@@ -68,7 +68,7 @@ JOBS: list[Object] = [
 
 
 def built(stored: Object, placement: Any) -> JobObjects:
-    """As the operator builds them, from the job as the API server has stored it."""
+    """The objects that the operator builds from the stored job."""
     job = RLJob.model_validate(stored, by_alias=True, by_name=False)
     attempt = JobAttempt(
         job,

@@ -55,7 +55,7 @@ class SimulatedCluster:
     generation: int = 1
     finalizer: bool = False
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the job."""
+    """Labels of the job."""
     operator: str = ""
     deleting: bool = False
     gone: bool = False

@@ -106,7 +106,7 @@ class Kind:
     """The models, for people."""
     model_type: str
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of the tiny shape."""
+    """Changes of the tiny shape."""
     refused: str | None = None
     """Part of the message with which it is refused; None if it trains."""
 
@@ -274,7 +274,7 @@ def _largest_difference(policy: PolicyModel, samples: list[_Sample]) -> float:
 
 
 def _logprobs(policy: PolicyModel, sample: _Sample) -> torch.Tensor:
-    """Of the tokens of the response, [T] float32."""
+    """Log-probabilities of the tokens of the response, [T] float32."""
     prompt, completion = sample
     tokens = torch.tensor([*prompt, *completion.token_ids])
     rows = torch.arange(len(prompt) - 1, len(tokens) - 1)

@@ -81,5 +81,5 @@ def operator_container(objects: list[Object]) -> Object:
 
 
 def environment(objects: list[Object]) -> dict[str, str]:
-    """Of the operator."""
+    """Environment variables of the operator."""
     return {variable["name"]: variable["value"] for variable in operator_container(objects)["env"]}

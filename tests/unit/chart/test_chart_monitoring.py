@@ -91,7 +91,7 @@ def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) ->
 
 
 def metric_names() -> Iterator[str]:
-    """As Prometheus stores them."""
+    """Names of the metrics in Prometheus."""
     job_queue.JobQueue()
     for family in REGISTRY.collect():
         yield family.name

@@ -112,7 +112,7 @@ NOT_YET: list[dict[str, Any] | None] = [
     {"conditions": None, "storedVersions": ["v1"]},
     {"conditions": [NAMES_ACCEPTED, {"type": "Established", "status": "False"}]},
 ]
-"""Of `status`. The API server returns the third one from the creation itself."""
+"""Fields of `status`. The API server returns the third one from the creation itself."""
 
 
 def crds(*statuses: object) -> bytes:

@@ -149,7 +149,7 @@ def test_the_counters_are_of_all_pools_together() -> None:
 
 
 class GpuOfTorch:
-    """Of 80 GiB, with 30 in tensors and 40 reserved."""
+    """A GPU of 80 GiB, with 30 in tensors and 40 reserved."""
 
     free, total, initialized = 35, 80, True
 

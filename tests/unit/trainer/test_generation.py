@@ -139,7 +139,7 @@ MAX_TOKENS = 16
 
 
 def response_parts(segments: list[Segment]) -> list[Completion]:
-    """Of lengths that depend on the prompt alone: 3, 7, 11 or 15 tokens."""
+    """Completions with lengths that depend on the prompt alone: 3, 7, 11 or 15 tokens."""
     parts = []
     for segment in segments:
         left = 3 + 4 * (segment.token_ids[0] % 4) - (len(segment.token_ids) - 1)

@@ -252,7 +252,7 @@ def test_free_disk_is_compared_with_the_files_to_come(
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, RunError | None]]:
-    """Of each attempt: the steps that it commits, and the failure with which it ends. The last one is repeated."""
+    """For each attempt, the steps that it commits and the failure that ends it. The last one is repeated."""
     to_come: list[tuple[int, RunError | None]] = []
 
     def attempt(_run: JobRun, ledger: Ledger, *_: object) -> Outcome:

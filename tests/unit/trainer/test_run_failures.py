@@ -160,7 +160,7 @@ def test_a_role_that_was_not_constructed_fails_every_call_with_the_cause(monkeyp
 
 
 class Unpassable(Exception):
-    """Of no type that Python code raises by mistake."""
+    """An exception whose type Python code does not raise by mistake."""
 
 
 @pytest.mark.parametrize(

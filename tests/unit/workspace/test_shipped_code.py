@@ -86,12 +86,29 @@ def normalized(name: str) -> str:
 
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
-    for part in (*SHIPPED, "bench", "tests"):
-        for path in (ROOT / part).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: found for name, found in places.items() if len(found) > 1}, "rename one of them"
+
+
+def test_documentation_opens_with_a_verb_or_a_noun() -> None:
+    """A reader of "Of the job." has to look up the name before he understands the sentence."""
+    vague = re.compile(r"(Of|As|On|At which|In which|What|Whether|How|Where|Who) ")
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.value.splitlines()[0]}"
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if vague.match(node.value.value)
+    ]
+    assert not found, "begin with a verb or a noun: docs/style.md"
+
+
+def python_files() -> Iterator[Path]:
+    for part in (*SHIPPED, "bench", "tests"):
+        yield from (ROOT / part).rglob("*.py")
 
 
 def test_every_mutant_fits_its_file_and_names_tests_that_exist() -> None:

@@ -27,7 +27,7 @@ _SHORTEST_SPARKLINE = 8
 _PACE_WINDOW_STEPS = 10
 _NO_SIGNAL = "no learning signal: all rewards equal"
 _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm",)}
-"""In the line of a step: the first of these metrics that the step has."""
+"""Labels in the line of a step. The value is the first of these metrics that the step has."""
 
 
 def plain_console(file: TextIO | None = None) -> Console:

@@ -22,7 +22,7 @@ def validate_checkpoint(directory: Path) -> None:
 
 
 def validate_description(directory: Path) -> None:
-    """As `validate_checkpoint`, without the weights, which may be missing."""
+    """Check a checkpoint like `validate_checkpoint`, except for the weights, which may be missing."""
     read_config(directory)
     _validate_tokenizer(directory)
 

@@ -191,7 +191,7 @@ def _alone(tensor: Any) -> Any:
 
 
 def _load(content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
-    """As `FileSystemReader` does, from `content`. `BytesIO` shares its memory."""
+    """Load the item from `content` like `FileSystemReader`. `BytesIO` shares its memory."""
     stored: torch.Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         stored = stored.narrow(dim, start, length)

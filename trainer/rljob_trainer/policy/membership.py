@@ -25,7 +25,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 class Membership:
-    """Of one rank. Each `join` is a generation, with a store on a port of its own."""
+    """Membership of one rank. Each `join` is a generation, with a store on a separate port."""
 
     def __init__(self, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
@@ -70,7 +70,7 @@ class Membership:
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """For work that waits for other ranks: after an error, leave. A single rank has none to interrupt.
+        """Run work that waits for other ranks: after an error, leave the group. A single rank has no group.
 
         Raises `RuntimeError` if another rank has left meanwhile: on a GPU, results may then be incomplete.
         """

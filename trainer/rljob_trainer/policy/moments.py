@@ -40,7 +40,7 @@ _OFFSETS = 1 << 20
 """Places in a table of random numbers where the noise of a chunk may start: the multiples of `_ALIGNED` below it."""
 _ALIGNED = 4
 _NOISE_BITS = 16
-"""With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
+"""Bits of noise. With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
 _NEAREST = 0.5
 """Noise with which a number is rounded to the nearest code."""
 
@@ -53,7 +53,7 @@ class BucketStep:
     """One bucket in one optimizer step. Its random numbers depend on these, so that a replayed step repeats them."""
 
     seed: int
-    """Of the job."""
+    """Seed of the job."""
     step: int
     bucket: int
     buckets: int
@@ -65,7 +65,7 @@ class MomentType:
     """Moments in float32, and the base of the other data types."""
 
     dtype = torch.float32
-    """Of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
+    """Data type of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
     alignment = 1
     """Each parameter's part of the state begins at a multiple of it."""
 

@@ -52,7 +52,7 @@ class _Piece:
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     elements: slice
-    """Of the state's arrays."""
+    """Elements of the state's arrays."""
     pieces: list[_Piece]
     split: bool
     """Its weights are bfloat16."""

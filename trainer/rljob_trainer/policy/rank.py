@@ -262,7 +262,7 @@ class PolicyRank:
             self._checkpoint_writer.wait_until_written()
 
     def _cache_released_after(self) -> AbstractContextManager[None]:
-        """For phases after which another process uses the GPU."""
+        """Release the allocator's cache after a phase, if another process uses the GPU next."""
         return cache_released_after(enabled=self._on_gpu and self.config.memory.empty_cache)
 
     @contextmanager

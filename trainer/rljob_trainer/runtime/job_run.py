@@ -106,7 +106,7 @@ class JobRun:
     listener: RunListener = field(default_factory=RunListener)
 
     mounted_model: Path | None = None
-    """In a pod, the volume that holds the model of an `oci://` or `pvc://` URI."""
+    """Volume in a pod that holds the model of an `oci://` or `pvc://` URI."""
 
     supervision: Supervision = field(default_factory=Supervision)
 

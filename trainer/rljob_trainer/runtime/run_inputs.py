@@ -58,7 +58,7 @@ class ModelInput:
     """The initial model of a run."""
 
     directory: Path
-    """In Hugging Face format."""
+    """Directory of a model in Hugging Face format."""
 
     dimensions: ModelDimensions
 

@@ -37,7 +37,7 @@ _LOAD_SECONDS = 300.0
 """Time limit of a worker's imports."""
 
 _SECONDS_TO_DIE = 5.0
-"""Between the end of a worker's connection and its own."""
+"""Seconds between the end of a worker's connection and that of the worker."""
 
 
 class RewardPool:
@@ -183,7 +183,7 @@ class _Call:
     completion: Completion
     result: Future[Result] = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
-    """By the monotonic clock."""
+    """Time on the monotonic clock."""
 
 
 class _Worker:

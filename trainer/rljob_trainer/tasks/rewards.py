@@ -19,7 +19,7 @@ class AnswerReward:
     """Rewards a completion with `function(answer, record)`, which may be an `async def`."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
 
     function: Callable[[str, dict[str, Any]], Any]
 

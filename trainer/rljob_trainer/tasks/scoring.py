@@ -24,7 +24,7 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name in messages."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any: ...
 
@@ -80,10 +80,10 @@ class ChosenRewards:
     of_all: Scoring
 
     indices: Sequence[int]
-    """Of the completions, in their order here."""
+    """Indices of the completions, in the order of this object."""
 
     def results(self, *, stop_at_failure: bool) -> list[Result | None]:
-        """As of `Scoring`."""
+        """Results as of `Scoring.results`."""
         found = self.of_all.results(stop_at_failure=stop_at_failure)
         return [found[index] for index in self.indices]
 

@@ -25,7 +25,7 @@ class StepRewards:
     """The rewards of all completions of a step."""
 
     rewards: list[float]
-    """In the order of the completions."""
+    """Rewards in the order of the completions."""
 
     failures: int = 0
     """Number of calls of the reward function that failed, and count as 0."""

@@ -103,9 +103,9 @@ class WeightBroadcaster:
 
 
 _JOIN_SECONDS = 120.0
-"""For all members to join."""
+"""Time for all members to join."""
 _LONGEST_SECONDS = 3600.0
-"""For a broadcast. The deadline of the phase is earlier, unless it is disabled."""
+"""Limit of a broadcast. The deadline of the phase is earlier, unless it is disabled."""
 _POLL_SECONDS = 0.0005
 _WATCH_EVERY_SECONDS = 1.0
 _LEFT = "left"
@@ -162,7 +162,7 @@ class BroadcastGroup:
             raise
 
     def require_sender(self) -> None:
-        """In a receiver: raise `BroadcastInterrupted` if the sender has died or left the group."""
+        """Raise `BroadcastInterrupted` in a receiver if the sender has died or left the group."""
         try:
             left = self._store.check([_LEFT])
         except RuntimeError as error:

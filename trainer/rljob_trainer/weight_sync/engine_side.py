@@ -39,7 +39,7 @@ class BucketLayout(WeightTransferUpdateInfo):
     shapes: list[list[int]]
 
     tensor_sizes: list[int]
-    """In bytes."""
+    """Size of each tensor in bytes."""
 
     def unpacked(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Views of the weights in `buffer` (uint8, one-dimensional), by name, in their shapes and dtypes."""
@@ -106,9 +106,9 @@ class BroadcastInitInfo(WeightTransferInitInfo):
 
     host: str
     port: int
-    """Of the policy's store."""
+    """Port of the policy's store."""
     rank: int
-    """Of this engine; that of the policy is 0."""
+    """Rank of this engine; that of the policy is 0."""
     size: int
 
 
@@ -117,7 +117,7 @@ class BroadcastUpdateInfo(BucketLayout):
     """One bucket of weights, which the policy broadcasts next."""
 
     checksum: int
-    """Of the bytes that are sent: NCCL would not report a library that it could not load."""
+    """Checksum of the bytes that are sent: NCCL would not report a library that it could not load."""
 
 
 class BroadcastWeightTransferEngine(LayerwiseEngine[BroadcastInitInfo, BroadcastUpdateInfo]):

@@ -129,7 +129,7 @@ _TITLES = {
     Measure.RESERVED: "Memory reserved by torch",
 }
 _LARGE_GROWTH_SHARE = 0.3
-"""Of the memory at the end: then the growth explains all of it."""
+"""Share of the memory at the end from which the growth explains all of it."""
 _FEW_VALUES = 8
 
 
@@ -177,7 +177,7 @@ def retained_graph(balance: Balance) -> Finding | None:
 
 
 _GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak", re.IGNORECASE)
-"""In the name of a figure: memory that grows while a model is made, or a peak, which never falls."""
+"""Searched in the name of a figure: memory that grows while a model is made, or a peak, which never falls."""
 
 
 def growth_alone(evidence: CollectedEvidence) -> Finding | None:

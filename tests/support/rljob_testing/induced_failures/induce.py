@@ -18,7 +18,7 @@ from rljob_testing.machine import run_for
 
 DIAGNOSE_SECONDS = 60
 LONGEST_SECONDS = 300
-"""Of a program, with its wait for the GPU."""
+"""Maximum duration of a program, with its wait for the GPU."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 

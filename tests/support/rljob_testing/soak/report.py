@@ -26,7 +26,7 @@ class Footprint:
     """Disk and memory in use."""
 
     disk_bytes: int
-    """Of nodes and volumes."""
+    """Bytes on disk of nodes and volumes."""
     operator_bytes: int
     """Resident memory of the operator's process."""
 

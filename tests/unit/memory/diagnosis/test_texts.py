@@ -133,7 +133,7 @@ def test_other_memory_and_a_steady_climb_outweigh_the_stack(activity: str) -> No
 
 @pytest.mark.parametrize("excerpt", public_failures(), ids=lambda excerpt: f"{excerpt['set']}/{excerpt['name']}")
 def test_the_first_diagnosis_of_a_thread_is_as_labelled(excerpt: dict[str, Any]) -> None:
-    """Of a known miss, it is the class that is diagnosed today."""
+    """The label of a known miss is the class that is diagnosed today."""
     best = next(iter(diagnoses_of(excerpt["text"])), None)
     expected = [excerpt["miss"]] if "miss" in excerpt else excerpt["label"] or [None]
     assert (str(best.failure_class) if best else None) in expected

@@ -199,7 +199,7 @@ def test_an_empty_label_names_no_queue() -> None:
 
 
 def test_a_job_with_the_label_that_asks_for_volcano_is_refused() -> None:
-    """As the API server refuses it with queueName."""
+    """With queueName, the API server refuses the job."""
     cluster = new_job(gang="Volcano", facts=KUEUE | VOLCANO)
     cluster.labels = QUEUE_LABEL
     cluster.settled(pods=set(), stalled="InvalidSpec", stalled_contains="write gang: Auto, or remove the label")
