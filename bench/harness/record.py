@@ -34,7 +34,7 @@ def recorded(name: str, directory: Path = RESULTS, gpus: int = 1) -> list[dict[s
 
 
 def record(name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS, gpus: int = 1) -> Path:
-    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence. `gpus`: number in use."""
+    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one line. `gpus`: number in use."""
     path = directory / f"{name}.json"
     result = {
         "script": _script(),

@@ -123,7 +123,7 @@ class TaskSpec(ApiModel):
 
     files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
     """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there.
-    rljob run ignores this field and looks beside the manifest."""
+    rljob run ignores this field and looks next to the manifest."""
 
     answer: AnswerSpec | None = Field(default=None, json_schema_extra=immutable())
     """Extraction of the answer from a response. Absent: the answer is the whole response without surrounding white

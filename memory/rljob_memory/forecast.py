@@ -38,7 +38,7 @@ class Forecast:
         self._history = _StepHistory()
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
-        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: beside the
+        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: next to the
         policy, during its update."""
         self._step, self._engines_sleep = step, engines_sleep
         self._history.add(samples)
@@ -109,7 +109,7 @@ class _GrowthSignal:
     series: _PhaseSeries
 
     subject: str
-    """The memory that grows, as the beginning of a sentence."""
+    """The memory that grows, as the subject of a message."""
 
     trend: Trend
 
@@ -152,7 +152,7 @@ class _GrowthSignal:
 
 
 def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = False) -> Iterator[_GrowthSignal]:
-    """Every signal in the series, in no order. `engines_sleep`: beside the policy, during its update."""
+    """Every signal in the series, in no order. `engines_sleep`: next to the policy, during its update."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)
@@ -186,7 +186,7 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
 
 
 def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
-    """Memory that stays on a policy's GPU beside the policy at the end of its update: a sleeping engine keeps it."""
+    """Memory that stays on a policy's GPU next to the policy at the end of its update: a sleeping engine keeps it."""
     if series.role != "policy" or series.phase != "update":
         return None
     trend = _growth(series, attrgetter("others_bytes"), series.last.device_total_bytes)
@@ -205,7 +205,7 @@ def _host_signal(series: _PhaseSeries) -> _GrowthSignal | None:
         return None
     # The container's memory is that of all its processes; resident memory shows whether this one grows.
     own = _growth(series, attrgetter("rss_bytes"), limit)
-    subject = f"Host memory in use beside {series.actor}"
+    subject = f"Host memory in use by processes other than {series.actor}"
     room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
     growth = 0 if own is None else own.growth_bytes
     return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)

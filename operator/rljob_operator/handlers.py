@@ -299,7 +299,7 @@ class Leader:
         await self._loop.run()
 
     async def _hand_over(self, reconciling: asyncio.Task[None], tasks: list[asyncio.Task[Any]]) -> None:
-        """Finish pending writes. The Lease is renewed meanwhile, and then released by the replica."""
+        """Finish pending writes. The replica renews the Lease until then, and releases it afterwards."""
         self._queue.close()
         if not self._health.ready:
             reconciling.cancel()

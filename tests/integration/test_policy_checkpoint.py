@@ -270,7 +270,8 @@ def test_a_checkpoint_with_moments_of_another_type_is_refused(tmp_path: Path, wr
     ),
 )
 def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: int, dtype: str, moments: str) -> None:
-    """Without a copy, it is written from where the state is, so the next step waits. The plan may change meanwhile."""
+    """Without a copy, it is written from where the state is, so the next step waits. The plan may change at the same
+    time."""
     settings = {"dtype": dtype, "moments": moments, "learning_rate": 1e-2}
     plain = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **settings)
     in_place = replace(plain, checkpoint_copy=False)

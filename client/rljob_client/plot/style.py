@@ -100,7 +100,7 @@ def _figure(
 
 
 def merge_lines(lines: Mapping[str, Values], tolerance: float) -> list[tuple[list[str], Values]]:
-    """The lines, [steps] with NaN for a step without a value. Those that nobody could tell apart are one line.
+    """The lines, [steps] with NaN for a step without a value. Lines that look the same are drawn as one.
 
     They differ by at most `tolerance` at every step that both have, and in their latest values. Returns the names and
     the values of each line.

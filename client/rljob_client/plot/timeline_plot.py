@@ -28,18 +28,23 @@ from rljob_client.plot.style import (
 )
 
 _COLUMNS = 900
+"""Intervals of the time axis for which memory is drawn."""
 ROLE_COLOURS = {"policy": "#6a51a3", "rollout": "#8c6d31"}
 """None of them is the colour of a phase."""
 _CLOSE_UP_STEPS = 3
 _FEW_STEPS = 6
 """A run of at most this many steps needs no close-up."""
 _WORTH_A_LABEL = 0.015
+"""Share of the plot's height from which a layer gets a label."""
 _STRIP_BOTTOM = 0.955
+"""Lower edge of the strip of phases, as a share of the plot's height."""
 _MOST_BANDS = 200
-"""More would not be legible one by one."""
+"""Bands that the strip draws one by one. More would not be legible."""
 _STRIP_COLUMNS = 100
+"""Intervals of the strip if it has more than `_MOST_BANDS` bands."""
 _TICK_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 _TICK_ROOM = 0.045
+"""Smallest distance between two step numbers, as a share of the plot's width."""
 _LEGEND: dict[str, Any] = {
     "frameon": False,
     "borderaxespad": 0.2,

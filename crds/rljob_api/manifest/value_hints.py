@@ -31,7 +31,7 @@ _DEFAULT_FIELDS = {
     "spec.checkpoint.volume": "persistentVolumeClaim",
     "spec.trainer": "image",
 }
-"""Field that is suggested if a text stands in the place of an object."""
+"""Field that is suggested if a string is found where an object is expected."""
 _FUNCTION_PATTERN, _URI_PATTERN, _NAME_PATTERN = "[A-Za-z0-9_.]*:[A-Za-z_]", "(oci|hf|", "[-a-z0-9"
 _SCHEMES = "oci|hf|pvc|file|random"
 _HUB_PAGE = re.compile(
@@ -194,8 +194,8 @@ def _function(found: str) -> str:
         return "; the name of a module has letters, digits and _ only: rename the file" if function else ""
     if function and not re.fullmatch(r"[A-Za-z_]\w*", function):
         return "; write a function of the module, not of a class" if "." in function else ""
-    beside = f", with {file} in the manifest's directory" if folder and not relative else ""
-    return f"; write {module}:{function or 'FUNCTION'}{beside}"
+    location = f", with {file} in the manifest's directory" if folder and not relative else ""
+    return f"; write {module}:{function or 'FUNCTION'}{location}"
 
 
 def _model_uri(found: str, directory: Path | None) -> str:

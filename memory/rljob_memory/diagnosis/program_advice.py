@@ -1,7 +1,7 @@
 """Advice in the terms of the program that ran out of memory: its option, the present value, the value to try.
 
 An option is named only if it changes the memory that the class is about, with the program's backend. Without one, the
-general sentence for the class is the better advice.
+general advice for the class is the better advice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AFTER_A_LOSS = (
     "in a cluster, in kubectl describe pod."
 )
 _ADDS_TO_THE_GENERAL = frozenset({FailureClass.SHARED_MEMORY})
-"""Classes whose general sentence comes first."""
+"""Classes whose general advice comes first."""
 _TOO_SMALL = ("needed_bytes", "available_bytes")
 _STEP_OF_SHARE = 0.05
 _LEAST_SHARE = 0.05
@@ -53,10 +53,10 @@ def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
     if diagnosis.is_of_rljob and not balance.evidence.shows_a_trainer:
         return diagnosis
-    sentences = list(_special(diagnosis, balance)) or list(_sentences(diagnosis, balance))
-    if sentences and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
-        sentences.insert(0, diagnosis.failure_class.general_advice)
-    return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
+    parts = list(_special(diagnosis, balance)) or list(_options_by_program(diagnosis, balance))
+    if parts and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
+        parts.insert(0, diagnosis.failure_class.general_advice)
+    return replace(diagnosis, program_advice=" ".join(parts)) if parts else diagnosis
 
 
 def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
             yield diagnosis.failure_class.general_advice
 
 
-def _sentences(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+def _options_by_program(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
     evidence = balance.evidence
     options = [found for effect in _effects(diagnosis, balance) if (found := _option(effect, evidence))]
     changes = [

@@ -39,7 +39,7 @@ _TEXT_KEYS = (
     "stack",
 )
 _SHORTEST_MESSAGE = 40
-"""A shorter text beside figures names them: an event of a structured log, whose fields are the content."""
+"""A shorter text next to figures names them: an event of a structured log, whose fields are the content."""
 _TAG = re.compile(r"</?(?:span|br|p|div|pre|code|td|tr|li|ul|b|strong|a|samp)\b[^>]{0,300}>")
 _ESCAPED_END = re.compile(rb"\\+r?\\*n(?![a-z]\w*[\\/])")
 """A line end inside of a quoted text, such as a message in JSON; not in a Windows path."""

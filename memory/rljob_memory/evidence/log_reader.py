@@ -116,7 +116,7 @@ class LogReader:
     """Adds the failures and facts of a log to the evidence."""
 
     def __init__(self, builder: EvidenceBuilder, source: str = "") -> None:
-        """`source`: the file's name, for people."""
+        """`source`: the file's name, for messages."""
         self._builder, self._source = builder, source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RETRY_LINES)

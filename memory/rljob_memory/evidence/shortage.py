@@ -1,6 +1,6 @@
 """Recognizes a report that memory ran out, in the words of any program or person, so that no log gets an empty answer.
 
-A report has a noun for memory beside a word of exhaustion (`GPU heap full`, `no more VRAM`), or less than was wanted
+A report has a noun for memory next to a word of exhaustion (`GPU heap full`, `no more VRAM`), or less than was wanted
 (`wanted 12 GiB, have 3 GiB`). Advice, questions, code and shortages that the program handled are no reports.
 """
 

@@ -29,6 +29,7 @@ REPORTING_CONTROLLER = "rljob.dev/operator"
 _MAX_NOTE_BYTES = 1024
 """Limit of the API server, in bytes of UTF-8."""
 _MAX_WAITING = 1000
+"""Events that wait to be sent. More are dropped."""
 _MAX_SERIES_KNOWN = 4096
 _SERIES_ENDS_AFTER_SECONDS = 360.0
 """Time after which a repetition is a new Event, as in client-go."""

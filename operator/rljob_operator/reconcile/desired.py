@@ -69,7 +69,7 @@ class AttemptFailure:
     final: GiveUpReason | None = None
     """Reason why another attempt could not help; None if it could."""
     evidence: Evidence | None = None
-    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    """Evidence of an out-of-memory failure, with its diagnoses; None for any other failure."""
     pod: ObservedPod | None = None
     """The pod whose memory ran out."""
     advice: str = ""

@@ -87,7 +87,7 @@ def _completed(view: JobView) -> AttemptResult | None:
         message = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
         reason, failure = AttemptReason.ERROR, AttemptFailure()
     else:
-        message = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
+        message = f"{committed} steps are committed, and algorithm.steps has been raised to {wanted} since"
         reason, failure = AttemptReason.STEPS_RAISED, None
     return AttemptResult(reason, message, failure, ExitCode.COMPLETE)
 

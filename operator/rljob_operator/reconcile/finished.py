@@ -121,7 +121,7 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
     """Release the GPUs of a job, keep its controller pod for its logs, delete it after its time to live, or resume it.
 
     The controller pod, or all pods of another trainer, are kept once their trainer has ended. A pod in which a sidecar
-    keeps running is not: it would hold its node's resources for ever.
+    keeps running is not: it would hold its node's resources forever.
     """
     if _has_more_steps(view):
         _reopen(view, draft)

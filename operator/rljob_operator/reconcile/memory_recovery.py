@@ -61,7 +61,7 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
 
 
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
-    """`pod`: the pod that ran out of memory; None for every other failure."""
+    """`pod`: the pod that ran out of memory; None for any other failure."""
     trainer = view.spec.trainer
     # The plan keeps workers off nodes, and no controller.
     leaves_node = pod is not None and pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)

@@ -180,6 +180,7 @@ def _start_seconds_left(pod: ObservedPod, view: JobView) -> float | None:
 _MIN_OVERDUE_SECONDS = 600.0
 """Even if steps are fast: a checkpoint may wait for its volume, a reward for its service."""
 _FACTOR_OF_PREVIOUS_STEP = 20.0
+"""A step is overdue after this many times the duration of the previous one."""
 _FIRST_STEP_SECONDS = 1800.0
 """The first step has no previous step to compare with."""
 

@@ -75,7 +75,7 @@ FILES = {
 def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     jobs: AdminKubectl, cluster: ClusterLayout, kubectl: AdminKubectl, tmp_path: Path
 ) -> None:
-    steps = 400  # of less than 0.1 s: enough for what is done to the job meanwhile
+    steps = 400  # of less than 0.1 s: enough for all that is done to the job
     task = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:share"}
     task["files"] = {"configMap": "my-task"}
     start_hub(jobs)

@@ -1,4 +1,4 @@
-"""The operator beside everything that is killed or hostile, and without anything left of it."""
+"""The operator with processes that are killed and tenants that are hostile; it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def label(api: ResourceClient, node: str) -> str | None:
 
 @contextmanager
 def gpus_everywhere(api: ResourceClient, kubelet: SimulatedKubelet) -> Iterator[None]:
-    """Within, no node is without GPUs. The operator knows when that begins, and when it is over."""
+    """All nodes have GPUs within the block. Waits until the operator has observed each change."""
     kubelet.set_gpus(CPU_NODE, 2)
     try:
         eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
@@ -58,7 +58,7 @@ def test_the_label_follows_gpus_and_heartbeats_cost_no_write(
     holds_for(1.0, lambda: len(proxy.writes(namespace="")) == before, "no write of the operator")
 
 
-def test_with_only_gpu_nodes_the_controller_runs_there_unless_it_must_not(
+def test_the_controller_uses_a_gpu_node_if_no_other_exists_and_it_may(
     job: WatchedJob, new_job: NewJob, api: ResourceClient, kubelet: SimulatedKubelet
 ) -> None:
     waiting = new_job()
@@ -141,7 +141,7 @@ def test_the_label_of_kueue_queues_a_job_like_queue_name(
     job.complete()
 
 
-def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
+def test_volcano_gets_a_pod_group_unless_the_job_names_another_gang(
     job: WatchedJob, new_job: NewJob, api: ResourceClient, namespace: str, installed: Install
 ) -> None:
     installed(VOLCANO)
@@ -161,7 +161,7 @@ def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
     assert api.list("podgroups", native.namespace) == []
 
 
-def test_volcano_asked_for_and_not_there_is_told(
+def test_a_job_reports_that_volcano_is_missing(
     job: WatchedJob, api: ResourceClient, operator: OperatorProcess, namespace: str
 ) -> None:
     for crd in volcano_crds(api):
@@ -170,7 +170,7 @@ def test_volcano_asked_for_and_not_there_is_told(
     restart(operator, api)
     job.create(gang="Volcano")
     waiting = job.wait_for(ConditionType.SCHEDULED, "False")
-    eventually(lambda: "Volcano" in job.condition(ConditionType.SCHEDULED)["message"], "a sentence about Volcano")
+    eventually(lambda: "Volcano" in job.condition(ConditionType.SCHEDULED)["message"], "a message about Volcano")
     assert waiting["status"] == "False"
     assert not job.pods
 
@@ -181,5 +181,6 @@ def volcano_crds(api: ResourceClient) -> list[str]:
 
 
 def served_groups(api: ResourceClient) -> set[str]:
-    """The operator reads them once when it starts. They follow the CRDs after a moment."""
+    """API groups that the server offers, which is a moment after their CRDs are established. The operator reads them
+    when it starts."""
     return {group["name"] for group in api.request("GET", "/apis")["groups"]}

@@ -1,4 +1,4 @@
-"""Memory runs out, and the job goes on under a changed plan: in larger pods, or restarted in the same ones."""
+"""Memory runs out, and the job resumes with a changed plan: in larger pods, or restarted in the same ones."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def restarting_nodes(kubelet: SimulatedKubelet) -> Iterator[None]:
 
 
 def kill_worker(job: WatchedJob) -> None:
-    """The kernel kills a worker for its memory; the job goes on in new pods."""
+    """The kernel kills a worker for its memory; the job resumes in new pods."""
     job.kubelet.end(job.policy_pod(), 137, reason="OOMKilled")
 
 
 def restart_in_place(job: WatchedJob) -> None:
-    """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
+    """The controller cannot continue, and waits; both pods restart once there is a new attempt for them."""
     pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "message": "a GPU ran out of memory"}
     number = job.attempt
     job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingExit=pending)

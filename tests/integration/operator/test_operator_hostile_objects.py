@@ -53,7 +53,7 @@ def test_deeply_nested_jobs_stop_no_other_job(job: WatchedJob, kubectl: Kubectl,
 
 
 def variables(count: int) -> dict[str, Any]:
-    """A policy template with so many variables; each takes 16 bytes."""
+    """A policy template with this number of variables of 16 bytes each."""
     return {"template": {"spec": {"containers": [{"env": [{"name": f"V{number:x}"} for number in range(count)]}]}}}
 
 
@@ -95,7 +95,7 @@ def test_large_templates_with_many_replicas_delay_neither_probes_nor_jobs(
         job.complete()
         stop.set()
         probing.result()
-    assert operator.process.pid == process, "it has lost its Lease meanwhile"
+    assert operator.process.pid == process, "it has lost its Lease"
     # Through this process's proxy and on a busy machine; bench.programs.operator_large_templates has the figures.
     assert max(seconds) < ElectionTimes().renew_deadline
     assert operator.process.memory_info().rss < MEMORY_LIMIT_BYTES

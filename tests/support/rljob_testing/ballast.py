@@ -65,7 +65,7 @@ def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0) -> Iterator[None]:
         assert process.stdout is not None
         try:
             if process.stdout.readline().strip() != "ready":
-                raise DriverError(f"no ballast ({' '.join(amount)}): is so much of GPU 0 free?")
+                raise DriverError(f"no ballast ({' '.join(amount)}): is this much of GPU 0 free?")
             yield
         finally:
             process.kill()

@@ -103,7 +103,7 @@ class Kind:
     """One kind of model, as `model_type` names it."""
 
     name: str
-    """The models, for people."""
+    """Names of the models, for messages."""
     model_type: str
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes of the tiny shape."""
@@ -189,7 +189,7 @@ def engine_host() -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Log-probabilities of an engine beside those of the policy that sends it weights, in nats."""
+    """Log-probabilities of an engine compared with those of the policy that sends it weights, in nats."""
 
     first: float
     """Largest difference after the first sync."""

@@ -102,7 +102,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         ("generation_config.json", {"eos_token_id": 70}, "below 64.*generation_config.json, found 70"),
         ("generation_config.json", {"eos_token_id": [2, -1]}, "not negative in .*generation_config.json, found -1"),
         ("generation_config.json", {"pad_token_id": 70}, "below 64.*generation_config.json, found 70"),
-        ("adapter_config.json", {"peft_type": "LORA"}, "found adapter_config.json beside config.json"),
+        ("adapter_config.json", {"peft_type": "LORA"}, "found adapter_config.json next to config.json"),
     ],
 )
 def test_settings_that_contradict_the_model_are_refused(

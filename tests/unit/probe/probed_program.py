@@ -167,7 +167,7 @@ class LRScheduler:
 
 
 def write_fake_torch(directory: Path, part: str = "", instead: str = "") -> None:
-    """Writes a fake torch beside the program, with `part` of it replaced."""
+    """Writes a fake torch next to the program, with `part` of it replaced."""
     for name, text in FAKE_TORCH.items():
         path = directory / "torch" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def test_other_adapters_are_another_job() -> None:
     ("rollout", "field", "default"),
     [({"quantization": "Fp8PerTensor"}, "quantization", "Disabled"), ({"kvCacheDtype": "Fp8"}, "kvCacheDtype", "Auto")],
 )
-def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
+def test_8_bits_are_refused_without_support_in_engine_and_gpu(
     rollout: dict[str, str], field: str, default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = spec(rollout=rollout)

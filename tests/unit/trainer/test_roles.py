@@ -404,7 +404,7 @@ def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, m
     [
         (WorkerLost, True, False, True),
         (WorkerLost, False, True, True),
-        (WorkerLost, False, False, False),  # one that dies in each start would be started for ever
+        (WorkerLost, False, False, False),  # one that dies in each start would be started again and again
         (DeviceOutOfMemory, False, True, False),
     ],
 )
@@ -445,7 +445,7 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
         ([], False),
     ],
 )
-def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
+def test_a_place_exists_if_all_nodes_that_claim_it_answer(
     nodes: list[tuple[str, bool, bool]], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`nodes`: the place, whether Ray takes the node for alive, and whether it answers."""

@@ -14,6 +14,7 @@ ScaleAdvantages = Literal["Group", "None"]
 """Values of `algorithm.scaleAdvantages`."""
 
 _EPSILON = 1e-6
+"""Added to the standard deviation of a group's rewards."""
 
 
 def group_advantages(rewards: FloatArray, group_size: int, *, scale: ScaleAdvantages) -> FloatArray:

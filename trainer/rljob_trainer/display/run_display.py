@@ -99,7 +99,7 @@ class RunDisplay:
     def warning(self, text: str) -> None:
         self._print(f"warning: {text}", style="yellow")
 
-    # --- how ---
+    # --- internals ---
 
     @property
     def _elapsed_seconds(self) -> float:

@@ -145,8 +145,8 @@ def require_same_reading(directory: Path) -> None:
     file, architectures = directory / "config.json", config["architectures"]
     if (directory / ADAPTER).is_file():
         raise BadInput(
-            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: from_pretrained of "
-            "transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft), or "
+            f"expected a model without adapters in {directory}, found {ADAPTER} next to config.json: from_pretrained "
+            "of transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft) or "
             "remove that file"
         )
     if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):

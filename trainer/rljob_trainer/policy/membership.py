@@ -72,7 +72,7 @@ class Membership:
     def collective(self) -> Iterator[None]:
         """Run work that waits for other ranks: after an error, leave the group. A single rank has no group.
 
-        Raises `RuntimeError` if another rank has left meanwhile: on a GPU, results may then be incomplete.
+        Raises `RuntimeError` if another rank has left in the meantime: on a GPU, results may then be incomplete.
         """
         try:
             yield

@@ -109,7 +109,7 @@ class _BFloat16(MomentType):
 
 @dataclass(frozen=True, slots=True)
 class CodeMap:
-    """The numbers that codes stand for, before they are multiplied by their block's scale, and how to find a code."""
+    """Numbers that codes represent, before they are multiplied by their block's scale, and how to find a code."""
 
     values: Tensor
     """Float32, 256, ascending."""
@@ -159,7 +159,7 @@ class QuantizedType(MomentType):
         return values
 
     def values_of(self, moment: Moment, codes: Tensor) -> Tensor:
-        """The numbers (float32) that `codes` stand for, before they are multiplied by the scales."""
+        """The numbers (float32) that `codes` represent, before they are multiplied by the scales."""
         return self._by_code[moment].index_select(0, codes.int())
 
     def quantize(

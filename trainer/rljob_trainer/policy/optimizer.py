@@ -34,6 +34,7 @@ BUCKET_ELEMENTS = 1 << 25
 that three buckets are no peak of their own."""
 
 _EPSILON = 1e-8
+"""AdamW's epsilon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,8 @@ class PolicyRank:
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Start writing policy and optimizer into `directory`. If they were copied, updates may continue meanwhile."""
+        """Start writing policy and optimizer into `directory`. If they were copied, updates may continue while the
+        files are written."""
         self._memory_log.begin_phase(self._step, "checkpoint")
         with self._membership.collective(), self._cache_released_after():
             # Weights in host memory are read there: the engine on the same GPU may be awake.
@@ -253,7 +254,7 @@ class PolicyRank:
         with self._cache_released_after():
             return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)
 
-    # --- how ---
+    # --- internals ---
 
     def _before_optimizer_step(self) -> None:
         if self._loaded.snapshot is not None:

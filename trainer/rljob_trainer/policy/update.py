@@ -235,6 +235,7 @@ def allow_kept_graphs() -> None:
 
 PROFILE_STEP = "RLJOB_PROFILE_STEP"
 _ROWS = 60
+"""Operators that are listed in a profile."""
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class EarlyWarning:
     def look(
         self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]], *, engines_sleep: bool = False
     ) -> None:
-        """`memory`: of the committed `step`, by actor name and phase. `engines_sleep`: beside the policy, during its
+        """`memory`: of the committed `step`, by actor name and phase. `engines_sleep`: next to the policy, during its
         update."""
         samples = {actor: {str(phase): sample for phase, sample in of.items()} for actor, of in memory.items()}
         self._forecast.observe(step, samples, engines_sleep=engines_sleep)

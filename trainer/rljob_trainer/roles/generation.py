@@ -100,7 +100,7 @@ class Generation(Generic[Result]):
         with time_limit(self._limit.seconds_left if self._limit else None):
             self._take(name, result)
 
-    # --- how ---
+    # --- internals ---
 
     def _take(self, name: str, generated: Generated) -> None:
         del self._calls[name]

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 GRACE_SECONDS = 5.0
-"""The caller waits so much longer than the called process, which writes its stacks at the limit."""
+"""Seconds that the caller waits longer than the called process, which writes its stacks at the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
     settings = {"seed": seed, **args.dataset_settings}
     try:
         return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
-    except BaseException as error:  # it checks its settings little
+    except BaseException as error:  # reasoning-gym validates few of its settings
         if is_stop(error):
             raise
         cause = (

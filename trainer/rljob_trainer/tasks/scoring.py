@@ -34,7 +34,7 @@ class RewardFailure:
     """A call of the reward function that gave no finite number."""
 
     message: str
-    """Completes the sentence "the reward function NAME …"."""
+    """Predicate of the message "the reward function NAME …"."""
 
     traceback: str = ""
     """The last frames, if the function raised."""

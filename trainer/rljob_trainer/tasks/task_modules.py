@@ -1,7 +1,7 @@
 """Imports the Python modules of a task from the directory of its manifest, which shadow no other module.
 
 Only what no installed package and no part of the standard library provides is imported from there. Otherwise an
-unrelated `numbers.py` or `datasets/` beside the manifest would replace a module that libraries import.
+unrelated `numbers.py` or `datasets/` next to the manifest would replace a module that libraries import.
 A module may limit the staleness of its rollouts.
 """
 
@@ -98,10 +98,10 @@ def _cause(error: BaseException, name: str, directory: Path) -> str:
     other = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
     imported = other.__name__ if isinstance(other, ModuleType) else getattr(error, "name", None)
     if isinstance(error, ImportError | AttributeError) and imported:
-        beside = directory / f"{imported.partition('.')[0]}.py"
+        own_file = directory / f"{imported.partition('.')[0]}.py"
         used = getattr(sys.modules.get(imported), "__file__", None)
-        if beside.is_file() and used != str(beside.resolve()):
-            return f"{found}; {imported} is {used or 'built into Python'}, not {beside}: rename that file"
+        if own_file.is_file() and used != str(own_file.resolve()):
+            return f"{found}; {imported} is {used or 'built into Python'}, not {own_file}: rename that file"
     return f"{found}; correct that module"
 
 

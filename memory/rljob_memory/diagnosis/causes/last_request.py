@@ -9,8 +9,10 @@ from rljob_memory.diagnosis.growth import arrived_state
 from rljob_memory.sizes import human_bytes
 
 _MOSTLY_FULL = 0.6
+"""Share of the GPU from which a single request is strong evidence."""
 _OF_THE_UPDATE = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
 _FULL_OF_TENSORS = 0.9
+"""Share of the GPU from which tensors fill it."""
 _SMALL_REQUEST = 0.1
 """Shares of the GPU: then the request is an ordinary one, and the tensors before it are the reason."""
 
@@ -117,6 +119,7 @@ _EMPTY_SHARE = 0.005
 _MUCH_FREE = 0.25
 """Share of the GPU that was free: then a small request failed for another reason than its size."""
 _NEARLY_FULL = 0.75
+"""Share of the GPU from which tensors nearly fill it."""
 
 
 def activation_spike(balance: Balance) -> Finding | None:

@@ -20,6 +20,7 @@ from rljob_memory.sizes import MIB, human_bytes
 
 _GROWTH = 1.5
 _PREDICTION_GROWTH = 2
+"""Factors on the present limit, and on the predicted size as an upper bound."""
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY, FailureClass.SHARED_MEMORY})
 _LEVEL: RemedyLevel = "ReplacePods"
 

@@ -56,8 +56,8 @@ class WatchedJob:
 
     def end_controller(self, exit_code: int, step: int = 10, **ending: Any) -> None:
         """End the controller pod as the trainer does, with a termination message."""
-        sentence = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
-        message = TerminationMessage(exit_code=exit_code, message=sentence, step=step)
+        text = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
+        message = TerminationMessage(exit_code=exit_code, message=text, step=step)
         pod = self.api.get("pods", controller_pod_name(self.name), self.namespace)
         self.kubelet.end(pod, exit_code, message=message, **ending)
 

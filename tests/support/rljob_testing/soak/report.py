@@ -50,7 +50,7 @@ class Soak:
     """Leaks that remained minutes after the last job was deleted."""
     kubernetes: str
     hostile_objects: Mapping[str, int] = field(default_factory=dict)
-    """Objects that a hostile tenant stored meanwhile, by kind; empty without one."""
+    """Objects that a hostile tenant stored during the soak, by kind; empty without one."""
 
 
 def problems(soak: Soak) -> list[str]:

@@ -95,7 +95,7 @@ class HostileTenant:
                 self.stored[hostile.kind] += 1
 
     def _delete_all(self) -> None:
-        """Best effort: a busy API server takes long for so many large objects, and the namespace goes at the end."""
+        """Best effort: a busy API server takes long for many large objects, and the namespace goes at the end."""
         for plural in _PLURALS:
             with suppress(ApiServerAway):
                 self.cluster.delete(plural, "--all", "--request-timeout=60s", namespace=TENANT_NAMESPACE)
@@ -122,7 +122,7 @@ class SoakSettings:
     folder: Path
     """Folder for the status and ledger of each job."""
     hostile_tenant: bool = False
-    """Let a tenant store hostile objects in another namespace meanwhile."""
+    """Let a tenant store hostile objects in another namespace during the block."""
 
 
 def run_soak(settings: SoakSettings, cluster: SoakCluster, log: Callable[[str], None]) -> Soak:

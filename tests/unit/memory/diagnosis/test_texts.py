@@ -48,7 +48,7 @@ RECORDED = recorded_failures()
 
 
 def traceback_of(frames: list[str], *, process: float = 78.61) -> str:
-    """A traceback, and a failure on a GPU of which the process holds so many GiB."""
+    """A traceback, and a failure on a GPU of which the process holds this many GiB."""
     parts = [frame.partition(" in ") for frame in frames]
     stack = [f'  File "{file}", line 1, in {function}' for file, _, function in parts]
     message = torch_message(1.16, total=79.11, free=0.45, process=process, allocated=process - 4, cached=0.09)

@@ -62,7 +62,7 @@ def observed(**known: Any) -> ObservedJob:
 
 
 class RecordedEvents(EventRecorder):
-    """Keeps the notes; what becomes of them is the recorder's matter."""
+    """Keeps the notes instead of sending Events."""
 
     def __init__(self) -> None:
         self.notes: list[EventNote] = []

@@ -179,7 +179,7 @@ def test_a_workload_that_is_gone_counts_as_deleted() -> None:
 
 
 @pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
-def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
+def test_a_decision_is_written_again_only_if_the_report_was_missing(refused: bool, times: int) -> None:
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
     state = observed(step_report_version="17")
     run = Execution([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])

@@ -158,7 +158,7 @@ def test_equal_notes_are_counted_in_one_event() -> None:
         ([(JOB, STARTED)] * 2, [("PATCH", "", refusal(404, "NotFound"))], ["POST", "PATCH", "POST"]),
         # A refused one is dropped.
         ([(JOB, STARTED), (JOB, FAILED)], [("POST", "/events", refusal(403, "Forbidden"))], ["POST", "POST"]),
-        # A job that emits too many gets only so many.
+        # A job that emits too many gets only the burst.
         ([(JOB, EventNote("Normal", "Chatter", f"{number}")) for number in range(60)], [], ["POST"] * 25),
     ],
 )
