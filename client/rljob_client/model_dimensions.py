@@ -48,7 +48,7 @@ class ModelDimensions:
     """The output layer shares its weight with the embedding."""
 
     def shape(self, bytes_per_parameter: int, adapter_parameters: int = 0) -> ModelShape:
-        """The shape for a memory budget. `adapter_parameters`: of low-rank adapters; 0 without."""
+        """The shape for a memory budget. `adapter_parameters`: number in low-rank adapters; 0 without."""
         return ModelShape(
             parameters=self.parameters,
             layers=self.layers,

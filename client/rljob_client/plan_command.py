@@ -101,7 +101,7 @@ def _fail(message: str) -> None:
 
 
 def setup_for(spec: RLJobSpec, directory: Path, options: PlanOptions) -> Setup:
-    """The job on the machine of the options. `directory`: of the manifest. Raises `RunError`."""
+    """The job on the machine of the options. `directory`: that of the manifest. Raises `RunError`."""
     work = workload_of(spec)
     hardware = _hardware(options, work.policy_ranks, on_cpu=spec.policy.gpus_per_replica == 0 and not options.gpu)
     setup = Setup(work, _shape(spec, hardware), hardware)

@@ -133,7 +133,7 @@ class TaskSpec(ApiModel):
     """System message before every prompt. Requires a chat template."""
 
     prompt_template: Annotated[
-        str, Text(pattern=r"\{question\}", expected="a text that contains {question}", max_length=65536)
+        str, Text(pattern=r"\{question\}", expected="a string that contains {question}", max_length=65536)
     ] = Field(default="{question}", json_schema_extra=immutable())
     """Template of the prompt. {question} is replaced by the question of the item."""
 

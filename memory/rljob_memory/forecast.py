@@ -32,7 +32,7 @@ class Forecast:
     """Give it each committed step, then ask for the pressure. That costs next to nothing while no memory grows."""
 
     def __init__(self, steps: int | None = None) -> None:
-        """`steps`: of the whole job. Memory that would run out only after the last step is not reported."""
+        """`steps`: number in the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
         self._step, self._engines_sleep = 0, False
         self._history = _StepHistory()
@@ -144,7 +144,7 @@ class _GrowthSignal:
             **own,
             "first_bytes": self.trend.first_bytes,
             "last_bytes": self.trend.last_bytes,
-            "growth_a_step_bytes": round(self.trend.slope_bytes),
+            "growth_per_step_bytes": round(self.trend.slope_bytes),
             "room_bytes": max(self.room_bytes, 0),
             "steps_seen": self.trend.values,
             "alloc_retries": self.series.last.alloc_retries,

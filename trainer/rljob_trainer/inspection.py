@@ -47,7 +47,7 @@ class Inspection:
     """The checks of one job. `report` receives each check that begins, and each finding."""
 
     def __init__(self, job: RLJob, directory: Path, report: Report) -> None:
-        """`directory`: of the task's files and Python modules."""
+        """`directory`: that of the task's files and Python modules."""
         self._spec = job.spec
         self._directory = directory
         self._report = report

@@ -115,7 +115,7 @@ class MemoryPeaks:
 def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
     """The highest sample of each role, phase and step over its ranks and micro-batches.
 
-    `directory`: of the logs `<role>-<rank>.jsonl`. If they hold nothing, the peaks of the committed `steps` count.
+    `directory`: that of the logs `<role>-<rank>.jsonl`. If they hold nothing, the peaks of the committed `steps` count.
     """
     samples = list(logged_samples(directory))
     if not samples:

@@ -136,7 +136,7 @@ TIMEOUT_SECONDS = 120.0
 def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> list[FieldFinding]:
     """The findings about model, data set, reward function and engine arguments.
 
-    `directory`: of the task's files and Python modules.
+    `directory`: that of the task's files and Python modules.
     """
     spec = job.spec
     if spec.trainer is not None:

@@ -342,7 +342,7 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "transformers": "TRL",
     },
 }
-"""Value of RLJob, or a remark (a text with a space), by the field and the `normalized` value in the manifest."""
+"""Value of RLJob, or a remark (a string with a space), by the field and the `normalized` value in the manifest."""
 
 
 def normalized(name: str) -> str:

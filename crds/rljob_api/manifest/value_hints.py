@@ -83,7 +83,7 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
 
 
 def _object(field: str, found: str) -> str:
-    """Suggestion for an object that is written as a text."""
+    """Suggestion for an object that is written as a string."""
     name, equals, value = found.partition("=")
     if field == "spec.env" and equals:
         return f"; write {{name: {name}, value: {json.dumps(value)}}}"
@@ -163,7 +163,7 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path | N
             return f"; write {only}"
         if list(found.values()) == [None]:
             return f'; quote it, because YAML reads {{…}} as an object: "{{{next(iter(found))}}}"'
-        return "; an object begins with a name and a colon, or with {: quote a text that has them"
+        return "; an object begins with a name and a colon, or with {: quote a string that contains them"
     if isinstance(found, list):
         return "; only one is supported: write it without a list"
     if not isinstance(found, str):

@@ -1,4 +1,4 @@
-"""Reads memory figures by their names, of programs that nobody has read the source of.
+"""Reads memory figures of unknown programs by their names.
 
 A figure is a name that speaks of memory, and a number next to it, with a unit on one of them: `memory: 12.30GiB`
 (torchtitan), `Peak Mem. 45.3 GiB` (prime-rl), `max mem: 12345` (DETR, in MiB), `'memory(GiB)': 53.07` (ms-swift),
@@ -88,8 +88,8 @@ def figures_of(text: str) -> list[Figure]:
     """The figures of the line that count most: of tensors, else of GPU memory, of reserved memory, of host memory."""
     found = [figure for match in islice(_NAME.finditer(text), _MOST_FIGURES) if (figure := _figure(text, match))]
     for measure in (Measure.TENSORS, Measure.GPU, Measure.RESERVED, Measure.HOST):
-        if of_it := [figure for figure in found if figure.measure is measure]:
-            best = next((figure for figure in of_it if not figure.is_peak), of_it[0])
+        if counted := [figure for figure in found if figure.measure is measure]:
+            best = next((figure for figure in counted if not figure.is_peak), counted[0])
             reserved = [each for each in found if each.measure is Measure.RESERVED and each.is_peak == best.is_peak]
             return [best, *(reserved[:1] if measure is Measure.TENSORS else [])]
     if device := _DEVICE_OR_USED.search(text):
@@ -119,8 +119,8 @@ def _figure(text: str, name: re.Match[str]) -> Figure | None:
     if meaning is None or size is None:
         return None
     measure, is_peak, names_a_gpu = meaning
-    speaks = is_peak or names_a_gpu or measure is Measure.TENSORS
-    if not (unit or value["sign"] or value["ends"] is not None or speaks):
+    name_suffices = is_peak or names_a_gpu or measure is Measure.TENSORS
+    if not (unit or value["sign"] or value["ends"] is not None or name_suffices):
         return None
     if not unit and _OF_AN_AGENT.search(text) and not (names_a_gpu or is_peak):
         return None  # An agent's memory counts its observations.

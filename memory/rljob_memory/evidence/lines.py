@@ -188,7 +188,7 @@ def marked_time(text: str) -> float | None:
 
 
 def _utf_16(start: bytes) -> str | None:
-    """The byte order of a text in UTF-16, by its mark or by the zeros of its Latin letters; None for other texts."""
+    """The byte order of UTF-16 text, by its mark or by the zeros of its Latin letters; None for other texts."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = start[0::2].count(0), start[1::2].count(0)
@@ -198,7 +198,7 @@ def _utf_16(start: bytes) -> str | None:
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
-    """The lines inside of a line of JSON, or of a text whose line ends are escaped."""
+    """The lines inside of a line of JSON, or of text whose line ends are escaped."""
     if line[:1] == b"{" and (text := _out_of_json(line)) is not None:
         for unescaped in text.splitlines():
             yield from _excerpts(unescaped.encode("utf-8", "backslashreplace"))

@@ -49,7 +49,7 @@ def read_evidence(*paths: Path) -> CollectedEvidence:
     """Read what one failure left behind: logs, termination messages, StepReports, allocator snapshots, or directories
     of them such as a run's output. `-` is the standard input.
 
-    Raises `Unreadable` if there is no such file, it may not be read, or it is neither a text nor a snapshot.
+    Raises `Unreadable` if there is no such file, it may not be read, or it is neither text nor a snapshot.
     """
     builder = EvidenceBuilder()
     for path in paths:
@@ -108,7 +108,7 @@ def _read_file(builder: EvidenceBuilder, path: Path, name: str) -> None:
             if start[:2] in PICKLE_START:
                 _add_snapshot(builder, path, name)
             elif kind := next((kind for mark, kind in _COMPRESSED.items() if start.startswith(mark)), None):
-                raise Unreadable(f"{path}: expected a text or a snapshot, found a {kind} archive. Unpack it first.")
+                raise Unreadable(f"{path}: expected text or a snapshot, found a {kind} archive. Unpack it first.")
             else:
                 _read_text(builder, stream, path, name)
     except OSError as error:

@@ -46,7 +46,8 @@ _MAX_GRACE_SECONDS = 86_400
 
 
 def merge_template(pod: Pod, template: PodTemplate, path: str) -> Pod:
-    """Return `pod` with `template` over it; neither is changed. `path`: of the template in the manifest, for messages.
+    """Return `pod` with `template` over it; neither is changed. `path`: that of the template in the manifest, for
+    messages.
 
     A container without a name, or named `rljob`, is RLJob's own; others are added. A limit without a request is also
     the request, as always in Kubernetes. Raises InvalidTemplate.

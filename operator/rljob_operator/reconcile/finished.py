@@ -184,7 +184,7 @@ def _reopen(view: JobView, draft: StatusDraft) -> None:
 
 
 def _present_spec(view: JobView) -> FailureStatus:
-    """Return the present spec, as that of a failure."""
+    """Return the record of the present spec, with which a later spec is compared."""
     return FailureStatus(generation=view.observed.generation, spec_digest=_digest(view.job.spec))
 
 
@@ -193,13 +193,13 @@ def _spec_has_changed(view: JobView) -> bool:
 
     A person has to act after a failure, and every message about one names what to change: a setting of the memory, a
     limit of the recovery, a template, the deadline. Instead of a list of changes for each failure, every change of the
-    spec counts, but for fields that cannot affect an attempt. After a failure whose cause was outside the spec,
+    spec counts, except for fields that cannot affect an attempt. After a failure whose cause was outside the spec,
     `spec.retry` is changed.
     """
     failure = view.status.failure
     if failure is None or not view.holds(ConditionType.FAILED):
         return False
-    # The generation too: the defaults of another version of the operator are no change by a person.
+    # The generation too: other defaults of a new version of the operator change the digest.
     return view.observed.generation > failure.generation and _digest(view.job.spec) != failure.spec_digest
 
 

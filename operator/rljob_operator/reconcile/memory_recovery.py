@@ -63,7 +63,7 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
     """`pod`: the pod that ran out of memory; None for any other failure."""
     trainer = view.spec.trainer
-    # The plan keeps workers off nodes, and no controller.
+    # `excludedNodes` of the plan applies to workers only.
     leaves_node = pod is not None and pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)
     return Constraints(
         settings=view.spec.memory,
@@ -193,7 +193,7 @@ def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> Observed
 
 
 def _plan_followed(view: JobView) -> MemoryPlan | None:
-    """The plan that it failed under, if the trainer follows it: a diagnosis asks whether the engine slept."""
+    """The plan of the failed attempt, if the trainer applies it. A diagnosis needs it to know if the engine slept."""
     trainer = view.spec.trainer
     if trainer is not None and "rolloutSleep" not in trainer.supported_settings:
         return None

@@ -54,7 +54,7 @@ class CompileCache:
 
     def __init__(self, directory: Path, kept: Path, name: str) -> None:
         """`directory`: local, at the same path in all pods, since the code contains it. `kept`: directory of the files,
-        on a volume. `name`: of the file, the same for pods whose code is interchangeable."""
+        on a volume. `name`: file name, the same for pods whose code is interchangeable."""
         self.directory = directory / name
         self._partial_directory = directory / f"{name}{_PARTIAL}"
         self._file = kept / f"{name}{_SUFFIX}"

@@ -205,7 +205,7 @@ def squared_map(device: torch.device) -> CodeMap:
 
 
 def _centers(intervals: int) -> Tensor:
-    """Centers of the intervals of seven decades, float64. `intervals`: of the lowest decade."""
+    """Centers of the intervals of seven decades, float64. `intervals`: number in the lowest decade."""
     centers = []
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, intervals * 2**decade + 1, dtype=torch.float64)

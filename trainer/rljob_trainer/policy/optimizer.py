@@ -73,8 +73,8 @@ class MasterAdamW:
         remainders: dict[str, Tensor],
         bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        """`remainders`: of the bfloat16 parameters whose initial masters are not bfloat16 numbers, by name; int16, of
-        the shape of the local shard."""
+        """`remainders`: those of the bfloat16 parameters whose initial masters are not bfloat16 numbers, by name;
+        int16, of the shape of the local shard."""
         self._config = config
         self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._decays = _decays(model, self.parameters.values())

@@ -58,9 +58,9 @@ def load_weights(
 ) -> None:
     """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
 
-    `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
-    of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
-    Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
+    `name_in_files`: returns the name in the files of a parameter in `model`. `remainders`: by parameter, meta tensors
+    for the remainders of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders,
+    in host memory. Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
     files = files_of_weights(model_dir)

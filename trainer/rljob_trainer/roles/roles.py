@@ -167,7 +167,7 @@ class Roles:
         """Send the policy's weights to every engine, also to those that have started since the last sync. An engine
         does not generate until it has all weights."""
         self.engines_at = None
-        self.engines.take_in(self.may_replace)
+        self.engines.include_started(self.may_replace)
         self._leave_out_lost()
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
@@ -183,7 +183,7 @@ class Roles:
 
     def _leave_out_lost(self) -> None:
         """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed sync."""
-        if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
+        if len(self.policy) == 1 or self.settings.topology == "Colocated":
             return
         for engine in self.engines.working:
             if self.engines.has_lost_pod(engine):
@@ -203,7 +203,7 @@ class Roles:
         """Leave out an engine that was lost with its pod. Returns False if the pod still exists, or also has a policy
         rank."""
         failure.place_lost = self.engines.has_lost_pod(engine)
-        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not self.may_replace(failure):
+        if not failure.place_lost or self.settings.topology == "Colocated" or not self.may_replace(failure):
             return False
         self.engines.leave_out(engine)
         return True

@@ -89,8 +89,8 @@ def generate_lot(
 ) -> LotResult:
     """Generate segments until the quota of the lot is met.
 
-    `max_tokens`: of a response. `version`: the step whose weights generate. `generate`: called with the next segments
-    of all unfinished responses; returns the new tokens of each.
+    `max_tokens`: maximum in a response. `version`: the step whose weights generate. `generate`: called with the next
+    segments of all unfinished responses; returns the new tokens of each.
     """
     groups = [held.group for held in lot.held]
     complete = [index for index, group in enumerate(groups) if group.is_complete(max_tokens)]
@@ -125,7 +125,7 @@ def in_order(groups: Iterable[PartialGroup]) -> list[PartialGroup]:
 
 
 def segment_tokens(max_tokens: int) -> int:
-    """Tokens of a segment. `max_tokens`: of a response."""
+    """Tokens of a segment. `max_tokens`: maximum in a response."""
     return -(-max_tokens // _SEGMENTS)
 
 

@@ -70,8 +70,8 @@ def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[St
 def require_learning(steps: Sequence[StepRecord], max_steps_without_learning: int, total_steps: int) -> None:
     """Raise `BadInput` if the last of the committed `steps` trained on nothing, too often in a row.
 
-    `max_steps_without_learning`: as in `RecoverySpec`. `total_steps`: of the job, which may be fewer than the limit for
-    numbers that are not finite.
+    `max_steps_without_learning`: see `RecoverySpec`. `total_steps`: number in the job, which may be fewer than the
+    limit for numbers that are not finite.
     """
     not_finite = _trailing(steps, _trained_on_no_number)
     if len(not_finite) >= min(_MAX_STEPS_NOT_FINITE, total_steps):

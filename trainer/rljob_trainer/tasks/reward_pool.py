@@ -28,7 +28,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring
-from rljob_trainer.tasks.user_code import raised
+from rljob_trainer.tasks.user_code import error_text
 
 _BACKLOG_SECONDS = 0.2
 """The number of workers doubles whenever calls have been waiting for this long."""
@@ -48,7 +48,8 @@ class RewardPool:
     """
 
     def __init__(self, source: RewardSource, *, workers: int, timeout_seconds: float, log: Path | None = None) -> None:
-        """`workers`: most of them. `timeout_seconds`: of each call. `log`: receives the output of the function."""
+        """`workers`: maximum number. `timeout_seconds`: limit of each call. `log`: receives the output of the
+        function."""
         self._source = source
         self._most_workers = max(workers, 1)
         self._timeout_seconds = timeout_seconds
@@ -238,7 +239,7 @@ class _Worker:
             call.result.set_exception(
                 BadInput(
                     "expected records that can be pickled, since rewards are computed in other processes, found one "
-                    f"that {raised(error)}; use numbers, texts, lists and dicts"
+                    f"that {error_text(error)}; use numbers, strings, lists and dicts"
                 )
             )
             return

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljob_trainer.rollout_batch import Completion, Prompt
-from rljob_trainer.tasks.user_code import is_stop, last_frames, raised, shown
+from rljob_trainer.tasks.user_code import error_text, is_stop, last_frames, short_repr
 
 _LARGEST = 1e38
 """Advantages are differences of rewards, and are float32, which ends at 3.4e38."""
@@ -120,19 +120,19 @@ def compute_reward(reward: Reward, record: dict[str, Any], completion: Completio
     except BaseException as error:  # user code, and the classes of its values, may raise anything
         if is_stop(error):
             raise
-        return RewardFailure(raised(error), last_frames(error))
+        return RewardFailure(error_text(error), last_frames(error))
 
 
 def _reward_of(value: Any) -> Result:
     if not isinstance(value, numbers.Real | np.bool_):
-        return RewardFailure(f"returned {shown(value)}, expected a finite number", advice=_advice(value))
+        return RewardFailure(f"returned {short_repr(value)}, expected a finite number", advice=_advice(value))
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if abs(number) <= _LARGEST:
         return number
-    return RewardFailure(f"returned {shown(value)}, expected a finite number between -1e38 and 1e38")
+    return RewardFailure(f"returned {short_repr(value)}, expected a finite number between -1e38 and 1e38")
 
 
 def _advice(value: Any) -> str:

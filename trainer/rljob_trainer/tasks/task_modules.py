@@ -17,7 +17,7 @@ from types import ModuleType
 
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
+from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
 
 class _ManifestDirectory(MetaPathFinder):
@@ -89,7 +89,7 @@ def _is_same_file(one: ModuleSpec, other: ModuleSpec) -> bool:
 
 
 def _cause(error: BaseException, name: str, directory: Path) -> str:
-    found = raised(error).removeprefix("raised ")
+    found = error_text(error).removeprefix("raised ")
     if isinstance(error, SystemExit):
         return f"it {found}; put what it runs as a program under if __name__ == '__main__':"
     if isinstance(error, ModuleNotFoundError):
@@ -127,7 +127,7 @@ def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
         module_name = reference.partition(":")[0]
         if type(limit) is not int or limit < 0:
             raise BadInput(
-                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {shown(limit)}; "
+                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {short_repr(limit)}; "
                 f"write {_LIMIT} = 0 to refuse stale rollouts, or remove it"
             )
         if requested > limit:

@@ -19,9 +19,9 @@ _LEAST_CACHE_SHARE = 0.03
 _LEAST_SHARE_OF_THE_GPU = 0.02
 """A smaller cache is what any allocator leaves, or a side effect on a GPU that something else has filled."""
 _MANY_TIMES = 8
-"""Least multiple of the request that the pieces of a small cache have together, if each of them is too small."""
+"""A cache of small pieces counts if its size is at least this multiple of the request."""
 _ENOUGH = 0.99
-"""Sizes are printed with two decimals."""
+"""Share of the request from which a cache is large enough: sizes in messages have only two decimals."""
 _WORTH_MENTIONING_BYTES = 512 * MIB
 
 
@@ -108,7 +108,7 @@ def allocator_cache(balance: Balance) -> Finding | None:
             return None
     else:
         return None
-    what, cache = _sentence(failure.kind.meaning), balance.policy_cache_bytes
+    what, cache = _capitalized(failure.kind.meaning), balance.policy_cache_bytes
     if growth := cache_growth(evidence.series):
         grown = _grown("Memory reserved by the policy's torch", growth)
         numbers = {"reserved_first_bytes": growth.trend.first_bytes, "reserved_last_bytes": growth.trend.last_bytes}
@@ -170,7 +170,7 @@ def retained_graph(balance: Balance) -> Finding | None:
         {
             "allocated_first_bytes": trend.first_bytes,
             "allocated_last_bytes": trend.last_bytes,
-            "growth_a_sample_bytes": trend.mean_growth_bytes,
+            "growth_per_sample_bytes": trend.mean_growth_bytes,
             "samples": trend.values,
         },
     )
@@ -181,7 +181,7 @@ _GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak"
 
 
 def growth_alone(evidence: CollectedEvidence) -> Finding | None:
-    """Memory in tensors that has grown a lot, in a log without a failure: people post it before or instead of one."""
+    """Memory in tensors that has grown a lot, in a log that contains no failure."""
     policies = [series for series in evidence.series if series.is_policy and not _GROWS_IN_HEALTH.search(series.name)]
     growths = [(growth, series) for series in policies if (growth := large_growth(series))]
     if not growths:
@@ -204,5 +204,5 @@ def _grown(what: str, growth: PastGrowth) -> str:
     return f"{what} grew from {first} to {last} over {trend.values} samples"
 
 
-def _sentence(clause: str) -> str:
+def _capitalized(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}"
