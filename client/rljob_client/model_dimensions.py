@@ -70,7 +70,10 @@ def described_dimensions(directory: Path) -> ModelDimensions:
 
 
 def read_dimensions(directory: Path, parameters: int) -> ModelDimensions:
-    """The dimensions in `config.json`. `parameters`: number of weights, which it does not contain."""
+    """The dimensions in `config.json`. `parameters`: number of weights, which it does not contain.
+
+    Raises `BadInput` if a setting is missing or is not a positive integer.
+    """
     config = read_config(directory)
     defaults = _DEFAULTS.get(str(config.get("model_type")), {})
     try:

@@ -63,7 +63,7 @@ def running_mean(values: Values, window: int) -> Values:
 
 
 def band(mean: Values, std: Values, low: float, high: float) -> tuple[Values, Values]:
-    """Mean ± std, limited to the lowest and highest reward."""
+    """Mean ± std, limited to the lowest and highest reward. [steps], [steps] → lower and upper bound, [steps] each."""
     return np.maximum(mean - std, low), np.minimum(mean + std, high)
 
 

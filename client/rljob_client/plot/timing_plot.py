@@ -57,13 +57,17 @@ def seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, Values]:
 
 
 def bar_edges(steps: int) -> npt.NDArray[np.intp]:
-    """Start of each bar, and end of the last. Each bar is one step, or the mean of several if there are many."""
+    """Start of each bar, and end of the last: [bars + 1]. A bar is one step, or the mean of several if there are
+    many."""
     width = -(-steps // _MOST_BARS)
     return np.append(np.arange(0, steps, width), steps)
 
 
 def axis_height(tops: Values) -> float:
-    """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others."""
+    """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others.
+
+    `tops`: [bars], seconds.
+    """
     highest, usual = float(tops.max()), float(np.quantile(tops, 0.95))
     return 1.05 * (highest if highest < 4 * usual else 2 * usual) or 1.0
 
@@ -72,7 +76,7 @@ _MOST_CUT_MARKED = 3
 
 
 def cut_bars(tops: Values, height: float) -> list[int]:
-    """The highest bars that do not fit into the axis, few enough to mark each."""
+    """The highest bars that do not fit into the axis, few enough to mark each. `tops`: [bars], seconds."""
     highest = np.argsort(-tops, kind="stable")[:_MOST_CUT_MARKED]
     return [int(bar) for bar in highest if tops[bar] > height]
 

@@ -28,7 +28,8 @@ class ExportingRank(PolicyRank):
 
     @contextmanager
     def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`weights_for_sync`, in memory that another process can open (CUDA IPC)."""
+        """The full parameters of `weights_for_sync`, in memory that another process can open (CUDA IPC): same
+        shapes."""
         switches = self._on_gpu and self.export_buffer is None
         with self.weights_for_sync() as parameters, self._segments.disabled() if switches else nullcontext():
             try:

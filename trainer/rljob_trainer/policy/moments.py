@@ -74,8 +74,8 @@ class MomentType:
         return {moment: state[moment] for moment in MOMENTS}
 
     def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
-        """Write the arrays that `read` returned, as changed by the step, to the state. `changed`: ranges of the bucket,
-        of whole parameters or whole blocks; the rest keeps its bits."""
+        """Write the arrays that `read` returned, [elements], as changed by the step, to the state. `changed`: ranges of
+        the bucket, of whole parameters or whole blocks; the rest keeps its bits."""
 
 
 def moment_type(name: Literal["float32", "bfloat16", "int8"], device: torch.device) -> MomentType:
@@ -150,7 +150,7 @@ class QuantizedType(MomentType):
                 state[f"{moment}_scales"][blocks].copy_(scales[blocks])
 
     def dequantize(self, moment: Moment, codes: Tensor, scales: Tensor) -> Tensor:
-        """The numbers (float32). `codes`: uint8, one-dimensional, whole blocks; `scales`: one for each block."""
+        """The numbers, float32, [elements]. `codes`: uint8, [elements], whole blocks; `scales`: [blocks]."""
         values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
         for start in range(0, codes.numel(), CHUNK):
             piece = slice(start, start + CHUNK)
@@ -159,13 +159,13 @@ class QuantizedType(MomentType):
         return values
 
     def values_of(self, moment: Moment, codes: Tensor) -> Tensor:
-        """The numbers (float32) that `codes` represent, before they are multiplied by the scales."""
+        """The numbers, float32, [n], that `codes`, [n], represent before they are multiplied by the scales."""
         return self._by_code[moment].index_select(0, codes.int())
 
     def quantize(
         self, moment: Moment, values: Tensor, *, start: int = 0, draw: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Codes and scales of `values` (float32, one-dimensional, whole blocks, contiguous).
+        """Codes, [elements], and scales, [blocks], of `values` (float32, [elements], whole blocks, contiguous).
 
         `start`: position of the first in the state, a multiple of `BLOCK`. `draw`: name of the random numbers, which
         depend on it and on the position. None: round to the nearest code.

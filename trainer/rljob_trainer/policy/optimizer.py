@@ -132,7 +132,8 @@ class MasterAdamW:
         return found
 
     def weights_of(self, name: str) -> Tensor:
-        """The local shard of a parameter, to be read: on its device, or in host memory while the device has none."""
+        """The local shard, [rows, …], of a parameter, to be read: on its device, or in host memory while that has
+        none."""
         on_host = self.weights_on_host.get(name)
         return local(self.parameters[name]) if on_host is None else on_host
 

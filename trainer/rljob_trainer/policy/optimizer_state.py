@@ -191,7 +191,7 @@ def stream_through(
     While one bucket is worked on, the next is copied in and the one before it is copied out. At most `SLOTS` buckets
     are on the device.
 
-    `buckets`: the parts of each, one-dimensional, in host memory; part i has the same dtype in all buckets. Returns
+    `buckets`: the parts of each, [elements], in host memory; part i has the same dtype in all buckets. Returns
     when they hold the results. After an error, the buckets before the failing one may have changed; the others have
     not.
     """

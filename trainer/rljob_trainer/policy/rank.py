@@ -142,12 +142,12 @@ class PolicyRank:
         self._memory_log.record(self._step, phase)
 
     def named_full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Each full parameter in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
+        """Names and full parameters in the engine's dtype and in the shapes of `export.full_parameters`."""
         return export.full_parameters(self._model, self._dtype)
 
     @contextmanager
     def weights_for_sync(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`named_full_parameters`, while the memory of the phase `sync` is recorded."""
+        """`named_full_parameters`, in the same shapes, while the memory of the phase `sync` is recorded."""
         self._memory_log.begin_phase(self._step, "sync")
         with self._membership.collective(), self._cache_released_after():
             yield self.named_full_parameters()

@@ -82,7 +82,10 @@ class RoleActor:
         return os.getpid()
 
     def call(self, seconds: float | None, method: str, *arguments: Any) -> Any:
-        """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks."""
+        """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks.
+
+        Raises the failure of the method, or of the construction of the role.
+        """
         with _readable_failures(self._name, method), stacks_written_after(seconds):
             if self._construct_failure is not None:  # nobody has waited for it
                 raise self._construct_failure

@@ -34,6 +34,7 @@ class ColocatedEngine(RolloutEngine):
         return super()._ready_requests()
 
     def start_weight_update(self) -> None:
+        """Begin to receive weights. Raises `RunError` if the engine's weights are asleep."""
         if "weights" in self._asleep:
             raise RunError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
         super().start_weight_update()

@@ -46,10 +46,10 @@ class WeightBroadcaster:
     ) -> None:
         """Send every parameter to every engine. Afterwards the engines generate with weights `version`.
 
-        `named_parameters`: checkpoint names and full tensors. `engines`: Ray actor handles of `DisaggregatedEngine`;
-        empty on all ranks but the first, which only take part in gathering the parameters. `bucket_bytes`: approximate
-        size of the weights that are sent at once.
-        If it raises, the engines do not generate until a later call completes.
+        `named_parameters`: checkpoint names, and tensors of full shape. `engines`: Ray actor handles of
+        `DisaggregatedEngine`; empty on all ranks but the first, which only take part in gathering the parameters.
+        `bucket_bytes`: approximate size of the weights that are sent at once. If it raises, the engines do not generate
+        until a later call completes.
         """
         if not engines:
             for _ in named_parameters:
@@ -141,7 +141,7 @@ class BroadcastGroup:
                 self._group = dist.ProcessGroupNCCL(store, rank, size, options)
 
     def broadcast(self, tensor: torch.Tensor, watch: Callable[[], None]) -> None:
-        """Send `tensor`, or receive into it. Returns when its memory may be used again.
+        """Send `tensor`, of any shape, or receive into it. Returns when its memory may be used again.
 
         `watch`: called every second; raises if waiting is useless. After any failure the group is unusable.
         """
@@ -216,7 +216,7 @@ def served_store(host: str) -> TCPStore:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, one-dimensional."""
+    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, [bytes]."""
     import torch
 
     whole = buffer.numel() // 4 * 4

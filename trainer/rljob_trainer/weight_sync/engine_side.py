@@ -134,6 +134,8 @@ class BroadcastWeightTransferEngine(LayerwiseEngine[BroadcastInitInfo, Broadcast
         self._group = BroadcastGroup(store, init_info.rank, init_info.size, "cuda" if on_gpu else "cpu")
 
     def receive_weights(self, update_info: BroadcastUpdateInfo) -> None:
+        """Receive a bucket of weights and load it. Raises `BroadcastInterrupted` without a group, or for other
+        bytes."""
         if self._group is None:
             raise BroadcastInterrupted("expected a group with the policy, found none: join_policy comes first")
         buffer = torch.empty(sum(update_info.tensor_sizes), dtype=torch.uint8, device=self.device)
