@@ -161,7 +161,7 @@ _END = bytes(1024)
 
 
 class IncompleteArchive(Exception):
-    """The stream ended early, or is no archive."""
+    """The stream ended early, or is not an archive."""
 
 
 class _Tail:

@@ -1,4 +1,4 @@
-"""The files of a model in Hugging Face format: settings and headers of the weights, with the damage that they have."""
+"""The files of a model in Hugging Face format: settings and headers of the weights, and their damage."""
 
 from __future__ import annotations
 

@@ -108,12 +108,12 @@ def _other_errors(checked: Checked, directory: Path) -> Iterator[FieldFinding]:
         return
     for finding in inspect_job(checked.job, directory):
         of_task = finding.field[:2] == ("spec", "task")
-        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _OF_PROMPTS)
+        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _PROMPT_FIELDS)
         if finding.severity == "error" and not depends and not _touches(finding.field, checked.replaced):
             yield finding
 
 
-_OF_PROMPTS = ("maxPromptTokens", "maxStaleness")
+_PROMPT_FIELDS = ("maxPromptTokens", "maxStaleness")
 
 
 def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:

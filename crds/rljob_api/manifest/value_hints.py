@@ -51,7 +51,7 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
         render = "helm template CHART" if "{{" in template[0] else "envsubst < FILE"
         return f"; {template[0]} is a template that is not rendered: {render} | rljob validate -"
     if isinstance(found, str) and (typographic := re.search("[\u00a0\u2018\u2019\u201c\u201d]", found)):
-        return f"; replace the typographic character U+{ord(typographic[0]):04X} by that of the keyboard"
+        return f"; replace the typographic character U+{ord(typographic[0]):04X} with that of the keyboard"
     values = OPTION_VALUES.get(field, {})
     if not isinstance(found, dict | list) and (known := values.get(normalized(str(found)))):
         return f"; {known if ' ' in known else f'write {known}'}"

@@ -9,7 +9,7 @@ DEVICE, HOST, SHARED = 80, 81, 82
 """RLJob's exit codes for out of memory on a GPU, on the host or in the container, and in /dev/shm."""
 
 _LONGEST_CHAIN = 64
-_OF_RAY = ("RayTaskError", "RayActorError")
+_RAY_ERRORS = ("RayTaskError", "RayActorError")
 _LONGEST_TEXT = 8192
 
 # Messages of torch, vLLM, NCCL, cuBLAS, CUDA, glibc, Ray and numpy; the operator's diagnosis distinguishes more.
@@ -52,7 +52,7 @@ def memory_failure(error: BaseException | None) -> RecognizedFailure | None:
 
 def is_of_another_process(error: BaseException | None) -> bool:
     """True if Ray has brought the error here: its process knows more about it."""
-    return any(class_.__name__ in _OF_RAY for link in _chain(error) for class_ in type(link).__mro__)
+    return any(class_.__name__ in _RAY_ERRORS for link in _chain(error) for class_ in type(link).__mro__)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -54,7 +54,7 @@ _FULL_OF_WEIGHTS, _SMALL_LOAD_REQUEST = 0.98, 0.01
 SMALLEST_CONTEXT_BYTES, LARGEST_CONTEXT_BYTES = 200 * MIB, 1280 * MIB
 """A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
 H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device."""
-_WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
+_MODEL_CREATION = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
 """Searched in the text before a figure."""
 _ENGINE_PROCESS = re.compile(
     r"vllm|enginecor|sglang|llmrayactor|trtllm|rolloutray|lmdeploy|text-generation", re.IGNORECASE
@@ -275,7 +275,7 @@ class Balance:
     def _is_of_a_load(self, series: MemorySeries) -> bool:
         """True for figures that were printed while a model was made."""
         loads = self.failure.activity is Activity.MODEL_LOAD or series.measure is not Measure.TENSORS
-        return loads and _WHILE_IT_IS_MADE.search(series.name) is not None
+        return loads and _MODEL_CREATION.search(series.name) is not None
 
     @cached_property
     def expected(self) -> ExpectedMemory | None:

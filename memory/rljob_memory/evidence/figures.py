@@ -75,7 +75,7 @@ _GPU = re.compile(r"gpu|cuda|vram|device|card|hbm|npu|xpu|hip|nvml")
 _TENSORS = re.compile(r"alloc|allocated|active|ma")
 _RESERVED = re.compile(r"reserved?|cached?|ca")
 _PEAK = re.compile(r"peak|max|maximum|highest|high")
-_OF_AN_AGENT = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
+_AGENT_WORDS = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
 _MOST_FIGURES = 24
 """Maximum number of figures that are read from one line."""
 _LEAST_MIB, _MOST_MIB = 256, 400_000
@@ -122,7 +122,7 @@ def _figure(text: str, name: re.Match[str]) -> Figure | None:
     name_suffices = is_peak or names_a_gpu or measure is Measure.TENSORS
     if not (unit or value["sign"] or value["ends"] is not None or name_suffices):
         return None
-    if not unit and _OF_AN_AGENT.search(text) and not (names_a_gpu or is_peak):
+    if not unit and _AGENT_WORDS.search(text) and not (names_a_gpu or is_peak):
         return None  # An agent's memory counts its observations.
     return Figure(start, size, measure, is_peak)
 

@@ -27,7 +27,7 @@ _FIXED_FIELDS = {
 }
 _FIXED_CONTROLLER_FIELDS = {
     "automountServiceAccountToken": "the controller reports its steps with the token",
-    "serviceAccountName": "the controller may patch its StepReport by it",
+    "serviceAccountName": "the controller may patch its StepReport with it",
 }
 _FIXED_CONTAINER_FIELDS = {
     **dict.fromkeys(

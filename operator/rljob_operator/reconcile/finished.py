@@ -167,7 +167,7 @@ def _sidecars_run(pods: list[ObservedPod]) -> str:
 
 
 HOW_TO_RESUME = "The job resumes after a change of its spec; raise spec.retry if nothing else has to change."
-_WITHOUT_EFFECT = {"suspend", "ttl_seconds_after_finished"}
+_FIELDS_WITHOUT_EFFECT = {"suspend", "ttl_seconds_after_finished"}
 """Fields that stop or delete a job: nobody changes them to resume one."""
 
 
@@ -229,5 +229,5 @@ def _resume(view: JobView, draft: StatusDraft) -> None:
 
 
 def _digest(spec: RLJobSpec) -> str:
-    fields = spec.model_dump(mode="json", by_alias=True, exclude=_WITHOUT_EFFECT, exclude_defaults=True)
+    fields = spec.model_dump(mode="json", by_alias=True, exclude=_FIELDS_WITHOUT_EFFECT, exclude_defaults=True)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.READY: (ConditionReason.PENDING, "the pods are being created"),
-    ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no change by a person is needed"),
+    ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no action is needed"),
 }
 
 

@@ -66,7 +66,7 @@ REQUESTED = frozenset(
         AttemptReason.ALL_STEPS_COMMITTED,
     }
 )
-"""Ends of attempts that are no failures: nothing has to recover from them."""
+"""Ends of attempts that are not failures: nothing has to recover from them."""
 _UNCOUNTED = frozenset({AttemptReason.PODS_DISRUPTED, AttemptReason.INTERRUPTED, AttemptReason.NOT_RESTARTED_IN_PLACE})
 _PROGRESS_WITHOUT_STEPS_SECONDS = 3600.0
 """Another trainer reports no steps: an attempt that lasted this long counts as progress."""

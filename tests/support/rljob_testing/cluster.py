@@ -88,7 +88,7 @@ def _find(api: ResourceClient, resource: str, name: str, namespace: str | None) 
 
 RELEASE, NAMESPACE = "rljob", "rljob-system"
 
-# Short times, so that a test of what happens after them need not wait.
+# Short times, so that tests of a timeout do not wait long.
 VALUES = (
     "trainer.device=cpu",
     "podDiagnosis.enabled=true",
@@ -155,7 +155,7 @@ def condition(job: Object, type_: str) -> Object:
 
 
 def holds(type_: str, reason: str | None = None) -> Any:
-    """Predicate for `Kubectl.wait`: the condition is true, and has this reason if one is given."""
+    """Predicate for `AdminKubectl.wait`: the condition is true, and has this reason if one is given."""
 
     def check(job: Object) -> bool:
         found = condition(job, type_)
@@ -176,12 +176,12 @@ def attempt(job: Object) -> Object:
 
 def account(job: Object) -> str:
     """The ends of all attempts, for the message of an assertion."""
-    words = [f"{of['number']}: {of.get('reason')} ({of.get('message')})" for of in status(job).get("attempts", [])]
-    return f"{status(job).get('restarts')} restarts; attempts {'; '.join(words)}"
+    ends = [f"{a['number']}: {a.get('reason')} ({a.get('message')})" for a in status(job).get("attempts", [])]
+    return f"{status(job).get('restarts')} restarts; attempts {'; '.join(ends)}"
 
 
 def at_step(step: int, attempt_number: int = 1) -> Any:
-    """Predicate for `Kubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
+    """Predicate for `AdminKubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
     return lambda report: status(report).get("attempt") == attempt_number and (status(report).get("step") or 0) >= step
 
 

@@ -99,7 +99,7 @@ def test_a_failed_request_is_recorded_with_place_and_memory(observed: ObservedRa
     assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
 
 
-def test_an_account_is_of_the_request_that_the_message_names(observed: ObservedRank) -> None:
+def test_an_account_belongs_to_the_request_in_the_message(observed: ObservedRank) -> None:
     observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)
     assert take_account("CUDA out of memory. Tried to allocate 1.17 GiB.") is not None
     for other in ("CUDA out of memory. Tried to allocate 1.20 GiB.", "out of memory", ""):

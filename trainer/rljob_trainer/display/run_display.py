@@ -110,7 +110,7 @@ class RunDisplay:
         self._write(lambda: self._console.print(Text(text, style), soft_wrap=self._live is None))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Call `write`; a write that interrupts another one of its thread is called after that.
+        """Call `write`. If it interrupts another write of the same thread, it is called after that one.
 
         Python's streams refuse a write by a signal handler while the interrupted code is writing to the same stream.
         """

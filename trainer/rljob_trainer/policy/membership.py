@@ -21,7 +21,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 _LEFT = "left"
 """Key that the first rank to leave sets in the store of its generation."""
 
-_FOR_EVER = timedelta(days=365)
+_NO_TIMEOUT = timedelta(days=365)
 
 
 class Membership:
@@ -106,7 +106,7 @@ class _Generation:
 
     def _watch(self, store: TCPStore) -> None:
         try:
-            store.wait([_LEFT], _FOR_EVER)
+            store.wait([_LEFT], _NO_TIMEOUT)
         except dist.DistError:  # the store has ended
             return
         self.interrupted = True

@@ -40,7 +40,7 @@ class RewardFailure:
     """The last frames, if the function raised."""
 
     advice: str = ""
-    """The value to return instead, if the function returned something that is no number: all its calls may fail."""
+    """The value to return instead, if the function returned something other than a number: all its calls may fail."""
 
 
 Result = float | RewardFailure
@@ -136,7 +136,7 @@ def _reward_of(value: Any) -> Result:
 
 
 def _advice(value: Any) -> str:
-    """The advice for a value that is no number."""
+    """The advice for a value that is not a number."""
     if value is None:
         return "return a number on every path, since no response can be left out"
     if isinstance(value, dict):

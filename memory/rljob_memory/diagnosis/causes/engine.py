@@ -23,7 +23,7 @@ _DOING = {
     Activity.ENGINE_PROFILING: "for its profiling pass",
     Activity.ENGINE_WARM_UP: "for its warm-up",
 }
-_OF_THE_WEIGHTS = frozenset(
+_WEIGHT_ACTIVITIES = frozenset(
     {Activity.MODEL_LOAD, Activity.WEIGHT_SYNC, Activity.GATHERING, Activity.CHECKPOINT, Activity.OPTIMIZER}
 )
 _LITTLE_IN_USE = 0.1
@@ -49,7 +49,7 @@ def kv_cache_oversized(balance: Balance) -> Finding | None:
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(balance)
     is_request = failure.is_of_the_gpu and failure.kind is not FailureKind.COMPILED
-    if is_request and failure.in_engine and failure.activity not in _OF_THE_WEIGHTS:
+    if is_request and failure.in_engine and failure.activity not in _WEIGHT_ACTIVITIES:
         activity = failure.activity
         weight = _ENGINES_WORK.get(activity, Weight.POSSIBLE) if activity else Weight.POSSIBLE
         if activity in ITS_START and balance.has_cache_for_the_request:

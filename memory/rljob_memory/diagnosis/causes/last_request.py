@@ -10,7 +10,7 @@ from rljob_memory.sizes import human_bytes
 
 _MOSTLY_FULL = 0.6
 """Share of the GPU from which a single request is strong evidence."""
-_OF_THE_UPDATE = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
+_UPDATE_ACTIVITIES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
 _FULL_OF_TENSORS = 0.9
 """Share of the GPU from which tensors fill it."""
 _SMALL_REQUEST = 0.1
@@ -69,7 +69,7 @@ def optimizer_state(balance: Balance) -> Finding | None:
         seen = f"were {held} in the second step; the first one, without the optimizer's state, fit"
         return Finding(Weight.LIKELY, f"Tensors {seen}", balance.tensors_bytes)
     expected = balance.expected
-    in_update = failure.activity is None or failure.activity in _OF_THE_UPDATE
+    in_update = failure.activity is None or failure.activity in _UPDATE_ACTIVITIES
     if expected is None or not balance.is_full_of_state or not in_update:
         return None
     return Finding(
@@ -87,7 +87,7 @@ def is_after_the_first_step(balance: Balance) -> bool:
     failure, device = balance.failure, balance.device
     if device is None or not device.total_bytes or device.allocated_bytes is None or failure.in_engine:
         return False
-    if failure.activity is not None and failure.activity not in _OF_THE_UPDATE:
+    if failure.activity is not None and failure.activity not in _UPDATE_ACTIVITIES:
         return False
     if balance.share(device.requested_bytes) > _SMALL_REQUEST or balance.engine_kv_cache_bytes:
         return False

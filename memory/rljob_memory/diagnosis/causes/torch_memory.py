@@ -75,7 +75,7 @@ def fragmentation(balance: Balance) -> Finding | None:
     )
 
 
-_BY_THE_DRIVER = {
+_DRIVER_REQUESTS = {
     FailureKind.ENGINE_WAKE: Weight.LIKELY,
     FailureKind.NCCL: Weight.POSSIBLE,
     FailureKind.MATH_LIBRARY: Weight.FAINT,
@@ -98,8 +98,8 @@ def allocator_cache(balance: Balance) -> Finding | None:
             return None
         has_a_policy = evidence.shows_a_trainer or evidence.plan is not None or balance.policy_cache_bytes
         weight = Weight.POSSIBLE if has_a_policy else Weight.FAINT
-    elif failure.kind in _BY_THE_DRIVER:
-        weight = _BY_THE_DRIVER[failure.kind]
+    elif failure.kind in _DRIVER_REQUESTS:
+        weight = _DRIVER_REQUESTS[failure.kind]
         if failure.activity is Activity.KV_CACHE or evidence.shows_an_engines_start:
             weight = Weight.FAINT  # it was allocating its memory, not mapping it again
         elif failure.kind is FailureKind.ENGINE_WAKE and (evidence.engine_share or 0.0) >= LARGE_ENGINE_SHARE:
@@ -140,7 +140,7 @@ def retained_graph(balance: Balance) -> Finding | None:
     grow steadily.
     """
     failure = balance.failure
-    asks_the_driver = failure.kind in _BY_THE_DRIVER or failure.kind is FailureKind.NO_MESSAGE
+    asks_the_driver = failure.kind in _DRIVER_REQUESTS or failure.kind is FailureKind.NO_MESSAGE
     if not asks_the_driver and not failure.is_of_the_gpu:
         return None
     if not balance.growths:
