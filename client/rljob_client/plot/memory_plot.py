@@ -20,7 +20,7 @@ from rljob_client.plot.style import (
     draw_limit,
     label_right,
     merge_lines,
-    phase_colour,
+    phase_color,
     step_axis,
     titled_figure,
 )
@@ -69,20 +69,20 @@ def _draw_role(axes: Axes, phases: dict[str, dict[int, int]]) -> None:
     }
     labels = []
     for names, gib in merge_lines(lines, _SAME_LINE * axes.get_ylim()[1]):
-        colour = phase_colour(names[0]) if len(names) == 1 else MUTED
+        color = phase_color(names[0]) if len(names) == 1 else MUTED
         measured = np.isfinite(gib)  # a checkpoint is not in every step
         points = int(measured.sum())
         axes.plot(
             np.array(steps)[measured],
             gib[measured],
-            color=colour,
+            color=color,
             linewidth=2,
             marker="o" if points == 1 else None,  # a lone step has no line
             clip_on=False,
         )
         latest = float(gib[measured][-1])
         label = textwrap.fill(", ".join(names), _LABEL_WIDTH)
-        labels.append((f"{label}  {_shown(latest)}", latest, colour))
+        labels.append((f"{label}  {_shown(latest)}", latest, color))
     step_axis(axes, steps[0], steps[-1])
     label_right(axes, labels)
 

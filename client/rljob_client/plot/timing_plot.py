@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from rljob_client.plot.style import MUTED, label_right, phase_colour, step_axis, titled_figure
+from rljob_client.plot.style import MUTED, label_right, phase_color, step_axis, titled_figure
 from rljob_client.run_directory.records import PHASES, StepRecord
 
 _BETWEEN = "between phases"
@@ -35,7 +35,7 @@ def draw_timing(steps: Sequence[StepRecord]) -> Figure:
     top = np.zeros(len(edges) - 1)
     for phase, values in seconds.items():
         base, top = top, top + np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-        axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_colour(phase))
+        axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_color(phase))
     step_axis(axes, steps[0].step, steps[-1].step)
     height = axis_height(top)
     axes.set_ylim(0, height)
@@ -85,6 +85,6 @@ def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, flo
     """Labels next to the bar of the mean step, each at the middle of its phase."""
     labels, base = [], 0.0
     for phase, seconds in means.items():
-        labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_colour(phase)))
+        labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_color(phase)))
         base += seconds
     return labels

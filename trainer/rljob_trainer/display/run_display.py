@@ -31,7 +31,7 @@ _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm
 
 
 def plain_console(file: TextIO | None = None) -> Console:
-    """A console that prints text as it is: no emoji for `:name:`, no colours for numbers and paths."""
+    """A console that prints text as it is: no emoji for `:name:`, no colors for numbers and paths."""
     return Console(file=file, emoji=False, highlight=False)
 
 
