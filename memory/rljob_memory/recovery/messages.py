@@ -112,7 +112,8 @@ def repeated_failure_message(failure: str) -> str:
 def explanation(why: str, cause: DiagnosisStatus, changes: Sequence[PlanChange], advice: Iterable[str]) -> str:
     """The cause, the reason to give up, every change with its effect, and the advice."""
     lines = list(dict.fromkeys(line for line in advice if line))
-    return f"{_message(_cause(cause))} {_message(why)} {_tried(changes)} To continue: {' '.join(map(_message, lines))}"
+    to_continue = " ".join(map(_with_stop, lines))
+    return f"{_with_stop(_cause(cause))} {_with_stop(why)} {_tried(changes)} To continue: {to_continue}"
 
 
 MORE_POLICY_GPUS = "Use more GPUs for the policy (policy.gpusPerReplica)"
@@ -169,5 +170,5 @@ def _cause(diagnosis: DiagnosisStatus) -> str:
     return f"{diagnosis.class_name}: {diagnosis.message}"
 
 
-def _message(text: str) -> str:
+def _with_stop(text: str) -> str:
     return text if text.endswith(".") else f"{text}."

@@ -111,7 +111,7 @@ class JobRun:
     supervision: Supervision = field(default_factory=Supervision)
 
     resume_hint: str = "To resume at step {step}, run the same command again."
-    """Tells people how a stopped run resumes. Contains `{step}`."""
+    """Advice to resume a stopped run, with a placeholder `{step}`."""
 
     export_hint: str = "To write the model, run the same command again."
     """The same if all steps are committed."""

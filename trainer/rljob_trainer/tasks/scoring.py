@@ -80,7 +80,7 @@ class ChosenRewards:
     of_all: Scoring
 
     indices: Sequence[int]
-    """Indices of the completions, in the order of this object."""
+    """Index in `of_all` of each completion."""
 
     def results(self, *, stop_at_failure: bool) -> list[Result | None]:
         """Results as of `Scoring.results`."""

@@ -90,7 +90,7 @@ def _wanted_limit_bytes(before: int, case: Case) -> int:
     if case.setup and case.role != "controller":
         predicted = budget(case.setup, case.plan).peak("host", pod=case.pod)
     wanted = max(before * _GROWTH, before + (case.need_bytes or 0), predicted)
-    return ceil(wanted / MIB) * MIB  # as a whole quantity, for people
+    return ceil(wanted / MIB) * MIB  # as a readable quantity
 
 
 def _workers_bound(case: Case) -> str | None:
