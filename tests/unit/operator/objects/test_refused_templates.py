@@ -69,7 +69,7 @@ def test_what_the_operator_depends_on_cannot_be_overridden(role: str, template: 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"spec": {"serviceAccountName": "mine"}}, "the controller may patch its StepReport by it"),
+        ({"spec": {"serviceAccountName": "mine"}}, "the controller may patch its StepReport with it"),
         ({"spec": {"automountServiceAccountToken": False}}, "the controller reports its steps with the token"),
         (with_container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), "NVIDIA_VISIBLE_DEVICES is set by"),
         (with_limits(**{"nvidia.com/gpu": 1}), "requests nvidia.com/gpu, but the controller never"),
