@@ -47,8 +47,8 @@ LONGEST_FIRST = (
 _SECONDS = pytest.StashKey[dict[str, float]]()
 """Durations of the scopes in an earlier run."""
 _NICENESS = pytest.StashKey[int]()
-"""Of the processes that run no test of the cluster. Those tests take longest, one after the other, and the kernel gives
-all of the cluster's processes together the share of one."""
+"""Niceness of the processes that run no test of the cluster. Those tests take longest, one after the other, and the
+kernel gives all of the cluster's processes together the share of one."""
 
 
 def scope_of(path: str) -> str:

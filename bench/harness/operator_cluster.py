@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.api_client import Object, ResourceClient
 from rljob_testing.operator.installation import install, module_files
 from rljob_testing.operator.operator_process import OperatorProcess, write_kubeconfig
 from rljob_testing.repository import ROOT
@@ -57,7 +57,9 @@ def kubectl(plane: ControlPlane, *arguments: str) -> None:
 
 def installed_operator(plane: ControlPlane, base_port: int) -> OperatorProcess:
     """An operator with the permissions of the chart and the settings of an installation, not started."""
-    token = install(ApiClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE)
+    token = install(
+        ResourceClient.from_kubeconfig(plane.kubeconfig), plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE
+    )
     kubeconfig = write_kubeconfig(plane.directory / "operator.kubeconfig", plane.url, token, plane.ca)
     settings = {
         "trainer_image": "localhost/rljob/trainer",
@@ -110,7 +112,7 @@ def namespace_of(number: int) -> str:
     return f"{NAMESPACE}-{number // JOBS_PER_NAMESPACE}" if number >= JOBS_PER_NAMESPACE else NAMESPACE
 
 
-def start_all(api: ApiClient, resource: str, manifests: Iterable[Object], condition: str) -> dict[str, Any]:
+def start_all(api: ResourceClient, resource: str, manifests: Iterable[Object], condition: str) -> dict[str, Any]:
     """Create jobs at once; seconds until all are created, have their pods, and have the condition."""
     wanted = list(manifests)
     for name in {namespace_of(number) for number in range(len(wanted))} - {NAMESPACE}:
@@ -130,7 +132,7 @@ def start_all(api: ApiClient, resource: str, manifests: Iterable[Object], condit
     }
 
 
-def wait_until_all(api: ApiClient, count: int, condition: str, resource: str = "rljobs") -> list[Object]:
+def wait_until_all(api: ResourceClient, count: int, condition: str, resource: str = "rljobs") -> list[Object]:
     """The objects, once the condition is true for `count` of them. Raises TimeoutError after an hour."""
     give_up_at = time.monotonic() + 3600.0
     while True:
@@ -175,7 +177,7 @@ def kwok(plane: ControlPlane) -> Iterator[None]:
             process.wait()
 
 
-def make_nodes(api: ApiClient, count: int) -> None:
+def make_nodes(api: ResourceClient, count: int) -> None:
     """Create nodes `node-0`, …; returns when all are ready."""
     in_parallel(lambda number: api.create("nodes", manifests.node(f"node-{number}", {"type": "kwok"})), range(count))
     while not all(is_ready(node) for node in api.list("nodes")):

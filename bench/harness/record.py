@@ -36,7 +36,7 @@ def recorded(name: str, directory: Path = RESULTS, gpus: int = 1) -> list[dict[s
 def record(
     name: str, rows: list[dict[str, Any]], note: str, directory: Path = RESULTS, gpus: int = 1, **values: Any
 ) -> Path:
-    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one sentence. `gpus`: number in use.
+    """Write `rows` to `<directory>/<name>.json`. `note`: the setup, in one line. `gpus`: number in use.
     `values`: of all rows together."""
     path = directory / f"{name}.json"
     result = {

@@ -49,13 +49,13 @@ class Arms:
     """A comparison of jobs with random weights, a row for each arm."""
 
     name: str
-    """Of the result, and of the directory of the runs."""
+    """Name of the result, and of the directory of the runs."""
     spec: Callable[[str, int, bool], dict[str, Any]]
     """The RLJob's spec from arm, number of steps, and whether it is a smoke run."""
     names: Sequence[str]
-    """Of the arms."""
+    """Names of the arms."""
     note: str
-    """Of the record."""
+    """Note in the result: the setup."""
     steps: int
     """Steps of each arm by default, the warm-up included."""
     gpus: int = 1
@@ -69,7 +69,7 @@ class Arms:
     """Arms that are no RLJobs: each runs a number of steps and returns its row."""
     smoke_names: Sequence[str] = ()
     smoke_options: Sequence[str] = ()
-    """Of `rljob run` in a smoke run."""
+    """Options of `rljob run` in a smoke run."""
     check_smoke: Callable[[Row], None] = lambda _row: None
     """Raises AssertionError if the row of a smoke run is wrong."""
 

@@ -6,7 +6,7 @@
 private before the first step; TRL's tile for log-probabilities has 512 MiB until a micro-batch has fewer than 4,096
 tokens. Records `bench/results/adapter_recovery.json`.
 
-`trl`, `verl` (0.9): failures of GRPO of Qwen3-0.6B's shape on one GPU beside vLLM, responses of 512 tokens. Records
+`trl`, `verl` (0.9): failures of GRPO of Qwen3-0.6B's shape on one GPU next to vLLM, responses of 512 tokens. Records
 one row for each in `trl_failures.json` or `verl_failures.json`:
 
     update             128 responses a micro-batch, without gradient checkpointing

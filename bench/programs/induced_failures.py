@@ -25,6 +25,7 @@ from rljob_testing.induced_failures.induce import Row, induce
 
 AT_A_TIME = 6
 SURE = 0.8
+"""Confidence above which a wrong class is a mistake."""
 
 
 def main(output: Path, only: Sequence[str]) -> None:
@@ -52,7 +53,7 @@ def save(rows: Sequence[Row], output: Path) -> None:
 
 
 def score(rows: Sequence[Row]) -> dict[str, Any]:
-    """Counts of failures and of right first diagnoses, and the failures with a wrong class that is sure."""
+    """Counts of failures and of right first diagnoses, and the failures with a confident wrong class."""
     failures = [row for row in rows if row.diagnoses or row.ended == "not diagnosed"]
     return {
         "failures": len(failures),

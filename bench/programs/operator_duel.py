@@ -32,7 +32,7 @@ from bench.harness.record import record
 from bench.harness.samplers import MemoryWatch
 from bench.programs.operator_scale import measure as measure_rljob
 from rljob_cluster.control_plane import ControlPlane
-from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.api_client import Object, ResourceClient
 
 BASE_PORT = 24300
 METRICS_PORT, PROBES_PORT = BASE_PORT + 90, BASE_PORT + 91
@@ -82,7 +82,7 @@ def measure_kuberay(manager: Path, repository: Path, jobs: int, nodes: int) -> d
     with control_plane(BASE_PORT, scheduler=True) as plane, kwok(plane):
         kubectl(plane, "create", "-f", str(repository / "ray-operator" / "config" / "crd" / "bases"))
         plane.wait_established()
-        api = ApiClient.from_kubeconfig(plane.kubeconfig)
+        api = ResourceClient.from_kubeconfig(plane.kubeconfig)
         make_nodes(api, nodes)
         with running(manager, plane) as process, MemoryWatch({"operator": process}) as memory:
             clusters = (ray_cluster(f"cluster-{number}") for number in range(jobs))

@@ -23,7 +23,7 @@ from rljob_operator.objects.job_objects import build_job_objects
 from rljob_operator.objects.strategic_merge import InvalidTemplate
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.operator_process import OperatorProcess
 
 BASE_PORT = 24300
@@ -68,7 +68,7 @@ def build(variables: int, replicas: int) -> dict[str, Any]:
 
 def stored(plane: ControlPlane, variables: int, replicas: int) -> dict[str, Any]:
     """Store the job, and observe the operator during that time."""
-    api = ApiClient.from_kubeconfig(plane.kubeconfig)
+    api = ResourceClient.from_kubeconfig(plane.kubeconfig)
     kubectl(plane, "create", "namespace", "other")
     for namespace in (NAMESPACE, "other"):
         while api.find("serviceaccounts", "default", namespace) is None:

@@ -30,7 +30,7 @@ from rljob_operator.kube.watch import Reflector
 from rljob_operator.observe.cache import Cache
 from rljob_operator.observe.observer import Observer
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient as TestClient
+from rljob_testing.operator.api_client import ResourceClient as TestClient
 from rljob_testing.patience import eventually
 
 CHANGES, CONCURRENCY = 5, 24

@@ -32,7 +32,7 @@ from bench.harness.record import record
 from bench.harness.samplers import MemoryWatch
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, Object
+from rljob_testing.operator.api_client import Object, ResourceClient
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 def measure(jobs: int, nodes: int) -> dict[str, Any]:
     with control_plane(BASE_PORT, scheduler=True) as plane, kwok(plane):
-        api = ApiClient.from_kubeconfig(plane.kubeconfig)
+        api = ResourceClient.from_kubeconfig(plane.kubeconfig)
         make_nodes(api, nodes)
         operator = installed_operator(plane, BASE_PORT + 10)
         operator.start()
@@ -85,7 +85,7 @@ def small_job(name: str) -> Object:
     return manifests.job(name, policy={"gpusPerReplica": 0}, checkpoint={"volume": volume})
 
 
-def end(api: ApiClient, number: int) -> None:
+def end(api: ResourceClient, number: int) -> None:
     """Last acts of a job's controller: its report and its termination message."""
     job = WatchedJob(api, SimulatedKubelet(api), namespace_of(number), f"job-{number}")
     job.report(step=10)

@@ -26,7 +26,7 @@ from rljob_testing.plan_accuracy.jobs import generating_job
 SIZES = {"tp1": 1, "tp2": 2, "tp1-8b": 1, "tp2-8b": 2, "tp2-14b": 2}
 """`tensorParallelSize` of each arm."""
 SMOKE_TOLERANCE = 1e-4
-"""Between log-probabilities in float32."""
+"""Largest difference between log-probabilities in float32."""
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:

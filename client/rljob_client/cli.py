@@ -177,7 +177,7 @@ def diagnose(
       2    nothing to read, or FILE|DIR is not readable
     """
     from rljob_client.diagnose_command import run_diagnose
-    from rljob_client.kubectl import ClusterError
+    from rljob_client.kubectl import KubectlError
     from rljob_client.pod_evidence import collect_pods
 
     try:
@@ -186,7 +186,7 @@ def diagnose(
             if not sources:
                 raise typer.BadParameter("name a FILE, a DIR, --pod or --job", param_hint="FILE|DIR")
             raise typer.Exit(run_diagnose(sources, as_json=as_json, explain=explain, exit_code=exit_code))
-    except ClusterError as problem:
+    except KubectlError as problem:
         typer.echo(f"rljob: {problem}", err=True)
         raise typer.Exit(2) from None
 

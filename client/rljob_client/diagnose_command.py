@@ -32,12 +32,17 @@ from rljob_memory.sizes import human_bytes
 
 _SURE = 0.5
 _LIKELY = 0.4
+"""Confidences from which a class is printed in red (`_SURE`) and in yellow."""
 _INDENT = (0, 0, 0, 2)
 _WIDTH_OF_A_FILE = 1_000
 """Lines are not wrapped in a file or a pipe, where an option's name would be cut."""
 _NOT_SHOWN = frozenset({"gpu", "failures", "other_processes_bytes", "private_pool_bytes", "process_bytes"})
-"""Numbers that the sentence has if they matter."""
-_OF_MEMORY = {ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, ExitCode.SHARED_MEMORY_EXHAUSTED}
+"""Numbers that the message names if they matter."""
+_MEMORY_EXIT_CODES = {
+    ExitCode.DEVICE_OUT_OF_MEMORY,
+    ExitCode.HOST_OUT_OF_MEMORY,
+    ExitCode.SHARED_MEMORY_EXHAUSTED,
+}
 
 FAILURE_FOUND = 1
 """Exit code for `--exit-code`, like that of `git diff --exit-code`."""
@@ -79,7 +84,7 @@ def _other_reason(path: Path) -> str | None:
         status, code, reason = summary["status"], summary["exit_code"], summary["exit_reason"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if status != "Failed" or code in _OF_MEMORY:
+    if status != "Failed" or code in _MEMORY_EXIT_CODES:
         return None
     return f"The run in {path} failed for another reason (exit code {code}): {reason}"
 

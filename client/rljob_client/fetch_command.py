@@ -18,7 +18,7 @@ from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.exit_codes import ExitCode
 from rljob_api.metadata import checkpoint_claim_name
 from rljob_client.errors import OutputUnavailable, RunError
-from rljob_client.kubectl import ClusterError, Kubectl, explain_failure
+from rljob_client.kubectl import Kubectl, KubectlError, explain_failure
 from rljob_client.model_files import require_whole
 from rljob_memory.sizes import human_bytes
 
@@ -71,7 +71,7 @@ def fetch(options: FetchOptions) -> ExitCode:
 def _checked_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
-        raise ClusterError(f"--path: expected a directory of the run, such as model or plots, found {path}")
+        raise KubectlError(f"--path: expected a directory of the run, such as model or plots, found {path}")
     return "/".join(parts) or "."
 
 
@@ -83,7 +83,7 @@ def _run_files(kubectl: Kubectl, name: str) -> RunFiles:
         return RunFiles.of(name, CheckpointSpec.model_validate(given, by_alias=True, by_name=False))
     if kubectl.find("persistentvolumeclaim", checkpoint_claim_name(name)) is not None:
         return RunFiles.of(name, CheckpointSpec(retain=True))
-    raise ClusterError(
+    raise KubectlError(
         f"expected an RLJob {name}, or the claim {checkpoint_claim_name(name)} of one with checkpoint.retain, found "
         "neither; name its namespace with -n"
     )
@@ -92,7 +92,7 @@ def _run_files(kubectl: Kubectl, name: str) -> RunFiles:
 def _pod(kubectl: Kubectl, files: RunFiles, image: str | None) -> dict[str, Any]:
     of_job = kubectl.find("pod", f"{files.job}-controller") or kubectl.find("pod", f"{files.job}-policy-0")
     if image is None and of_job is None:
-        raise ClusterError("the pods of the job are gone: name an image with tar and sleep by --image")
+        raise KubectlError("the pods of the job are gone: name an image with tar and sleep by --image")
     name = f"{files.job}-fetch-{secrets.token_hex(3)}"
     return reader_pod(files, name, image or image_of(of_job or {}), of_job)
 
@@ -107,7 +107,7 @@ def _copy(kubectl: Kubectl, pod: dict[str, Any], files: RunFiles, path: str, out
     finally:
         try:
             kubectl.run("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
-        except ClusterError as error:  # it must not replace the failure that is being reported
+        except KubectlError as error:  # it must not replace the failure that is being reported
             print(f"rljob: pod {name} was not deleted: {error}", file=sys.stderr)
     if path == "model":
         require_whole(output)
@@ -119,12 +119,12 @@ def _wait_until_ready(kubectl: Kubectl, name: str) -> None:
     while True:
         pod = kubectl.find("pod", name)
         if pod is None:
-            raise ClusterError(f"pod {name} was deleted")
+            raise KubectlError(f"pod {name} was deleted")
         if is_ready(pod):
             return
         if time.monotonic() > deadline:
             why = start_obstacle(pod) or f"see kubectl describe pod {name}"
-            raise ClusterError(f"pod {name} has not started after {_START_SECONDS:.0f} s: {why}")
+            raise KubectlError(f"pod {name} has not started after {_START_SECONDS:.0f} s: {why}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -146,9 +146,9 @@ def _stream(kubectl: Kubectl, pod: str, files: RunFiles, path: str, output: Path
         stderr = errors.read().decode(errors="replace").strip()
     shutil.rmtree(output, ignore_errors=True)
     if "No such file" in stderr:
-        raise ClusterError(_absent(path, files))
+        raise KubectlError(_absent(path, files))
     why = explain_failure(f"exec {pod}", stderr) if stderr else problem
-    raise ClusterError(f"cannot fetch {path} of {files.job}: {why}")
+    raise KubectlError(f"cannot fetch {path} of {files.job}: {why}")
 
 
 def _absent(path: str, files: RunFiles) -> str:
@@ -161,7 +161,7 @@ _END = bytes(1024)
 
 
 class IncompleteArchive(Exception):
-    """The stream ended early, or is no archive."""
+    """The stream ended early, or is not an archive."""
 
 
 class _Tail:

@@ -39,7 +39,7 @@ _KNOWN_FAILURES = (
 """Failures of kubectl by their message: what was expected, and what to do. The first that fits counts."""
 
 
-class ClusterError(RunError):
+class KubectlError(RunError):
     """kubectl failed, or an object in the cluster is not as expected."""
 
 
@@ -66,30 +66,30 @@ class Kubectl:
         found: dict[str, Any] | None = json.loads(text) if text.strip() else None
         return found
 
-    def run(self, *words: str, stdin: str | None = None) -> str:
+    def run(self, *arguments: str, stdin: str | None = None) -> str:
         """The output of kubectl. Raises ClusterError."""
-        return self.output(*words, stdin=stdin).decode(errors="replace")
+        return self.output(*arguments, stdin=stdin).decode(errors="replace")
 
-    def output(self, *words: str, stdin: str | None = None) -> bytes:
+    def output(self, *arguments: str, stdin: str | None = None) -> bytes:
         """The output of kubectl as it is. Raises ClusterError."""
         # Without input, kubectl must not wait for a user name.
         given = (stdin or "").encode()
         try:
-            done = subprocess.run(self._command(words), input=given, capture_output=True, check=False)
+            done = subprocess.run(self._command(arguments), input=given, capture_output=True, check=False)
         except FileNotFoundError:
-            raise ClusterError("expected kubectl in PATH, found none: install it") from None
+            raise KubectlError("expected kubectl in PATH, found none: install it") from None
         except OSError as error:
-            raise ClusterError(f"expected kubectl in PATH, found: {error}; install it") from None
+            raise KubectlError(f"expected kubectl in PATH, found: {error}; install it") from None
         if done.returncode != 0:
-            raise ClusterError(explain_failure(" ".join(words), done.stderr.decode(errors="replace")))
+            raise KubectlError(explain_failure(" ".join(arguments), done.stderr.decode(errors="replace")))
         return done.stdout
 
-    def stream(self, *words: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    def stream(self, *arguments: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         """kubectl with its output as a pipe."""
-        command = self._command(words)
+        command = self._command(arguments)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
 
-    def _command(self, words: Sequence[str]) -> list[str]:
+    def _command(self, arguments: Sequence[str]) -> list[str]:
         options = {"--context": self.context, "--namespace": self.namespace}
         given = [f"{option}={value}" for option, value in options.items() if value is not None]
-        return ["kubectl", *given, *words]
+        return ["kubectl", *given, *arguments]

@@ -48,7 +48,7 @@ class ModelDimensions:
     """The output layer shares its weight with the embedding."""
 
     def shape(self, bytes_per_parameter: int, adapter_parameters: int = 0) -> ModelShape:
-        """The shape for a memory budget. `adapter_parameters`: of low-rank adapters; 0 without."""
+        """The shape for a memory budget. `adapter_parameters`: number in low-rank adapters; 0 without."""
         return ModelShape(
             parameters=self.parameters,
             layers=self.layers,
@@ -70,7 +70,10 @@ def described_dimensions(directory: Path) -> ModelDimensions:
 
 
 def read_dimensions(directory: Path, parameters: int) -> ModelDimensions:
-    """The dimensions in `config.json`. `parameters`: number of weights, which it does not contain."""
+    """The dimensions in `config.json`. `parameters`: number of weights, which it does not contain.
+
+    Raises `BadInput` if a setting is missing or is not a positive integer.
+    """
     config = read_config(directory)
     defaults = _DEFAULTS.get(str(config.get("model_type")), {})
     try:

@@ -1,4 +1,4 @@
-"""The files of a model in Hugging Face format: settings and headers of the weights, with the damage that they have."""
+"""The files of a model in Hugging Face format: settings and headers of the weights, and their damage."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model. Raises `BadInput` if it is missing, unreadable or not an object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -57,7 +57,7 @@ _DEFAULTS: dict[Source, dict[str, Any]] = {
     },
     "verl": {"maxPromptTokens": 512, "maxResponseTokens": 512, "prompts": 1024, "gpus": 8, "klCoefficient": 0.0},
 }
-"""Of TRL 1.16 and of verl's ppo_trainer.yaml."""
+"""Fields of TRL 1.16 and of verl's ppo_trainer.yaml."""
 
 _LARGEST_FILE_BYTES = 1_000_000
 
@@ -65,7 +65,8 @@ _LARGEST_FILE_BYTES = 1_000_000
 def spec_from(source: Source, file: Path, gpus: int | None) -> RLJobSpec:
     """The spec for a configuration: a YAML file, or a script with the options of a command line.
 
-    `gpus`: of the job; None: those in the configuration, else one. Raises `BadInput` if options are missing or wrong.
+    `gpus`: number for the job; None: those in the configuration, else one. Raises `BadInput` if options are missing or
+    wrong.
     """
     options = dict(_options(file))
     names = _NAMES[source]

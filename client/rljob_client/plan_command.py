@@ -36,6 +36,7 @@ _MOST_GPUS = 4096
 _LARGEST_BYTES = 64 * TIB
 _SHOWN_PHASES: tuple[Phase, ...] = ("rollout", "update", "sync")
 _SHOWN_USES = 3
+"""Largest uses that are listed for each place."""
 
 
 class InvalidOptions(RunError):
@@ -100,7 +101,7 @@ def _fail(message: str) -> None:
 
 
 def setup_for(spec: RLJobSpec, directory: Path, options: PlanOptions) -> Setup:
-    """The job on the machine of the options. `directory`: of the manifest. Raises `RunError`."""
+    """The job on the machine of the options. `directory`: that of the manifest. Raises `RunError`."""
     work = workload_of(spec)
     hardware = _hardware(options, work.policy_ranks, on_cpu=spec.policy.gpus_per_replica == 0 and not options.gpu)
     setup = Setup(work, _shape(spec, hardware), hardware)
@@ -211,12 +212,12 @@ def _gpu_of_this_machine() -> str | None:
 
 
 def report(spec: RLJobSpec, found: Fit, *, is_assumed: bool = False) -> Iterator[str]:
-    """The lines for people. `is_assumed`: neither the options nor this machine name a type of GPU."""
+    """Lines of the text output. `is_assumed`: neither the options nor this machine name a type of GPU."""
     setup, predicted, plan = found.setup, found.choice.budget, found.choice.plan
     assumed = " (assumed; --gpu names another)" if is_assumed and setup.hardware.device == "cuda" else ""
     yield f"{_model(setup.model)} on {_machine(setup)}{assumed}"
     yield ""
-    yield found.sentence
+    yield found.message
     if setup.hardware.device == "cuda":
         yield seconds_line(predicted)
     yield ""
@@ -342,7 +343,7 @@ def as_json(found: Fit) -> Mapping[str, Any]:
     on_gpu = setup.hardware.device == "cuda"
     return {
         "verdict": found.verdict,
-        "message": found.sentence,
+        "message": found.message,
         "lack": asdict(found.lack) if found.lack else None,
         "priceSeconds": found.price_seconds,
         "secondsPerStep": predicted.seconds(),

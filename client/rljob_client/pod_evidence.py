@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rljob_client.kubectl import ClusterError, Kubectl
+from rljob_client.kubectl import Kubectl, KubectlError
 from rljob_memory.evidence import KUBELETS_REPORT
 
 _LABELS = (
@@ -50,7 +50,7 @@ def collect_pods(*, pods: Sequence[str], job: str | None, namespace: str | None)
 def _pod(kubectl: Kubectl, name: str) -> dict[str, Any]:
     pod = kubectl.find("pod", name)
     if pod is None:
-        raise ClusterError(f"expected a pod {name}, found none; check its name, and --namespace")
+        raise KubectlError(f"expected a pod {name}, found none; check its name, and --namespace")
     return pod
 
 
@@ -64,7 +64,7 @@ def _pods_of(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
         for pod in json.loads(kubectl.run("get", "pods", "--selector", selector, "-o", "json"))["items"]:
             found.setdefault(pod["metadata"]["name"], pod)
     if not found:
-        raise ClusterError(f"expected pods of the job {job}, found none; check --namespace, or name a --pod")
+        raise KubectlError(f"expected pods of the job {job}, found none; check --namespace, or name a --pod")
     return list(found.values())
 
 
@@ -72,7 +72,7 @@ def _cluster_of_ray_job(kubectl: Kubectl, job: str) -> str | None:
     """Name of the RayCluster that KubeRay has made for a RayJob; None if there is no such RayJob, or no KubeRay."""
     try:
         ray_job = kubectl.find("rayjobs.ray.io", job)
-    except ClusterError:
+    except KubectlError:
         return None
     name: str | None = (ray_job or {}).get("status", {}).get("rayClusterName")
     return name
@@ -83,7 +83,7 @@ def _save(kubectl: Kubectl, pod: dict[str, Any], directory: Path) -> None:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         for key, flags in (("lastState", ["--previous"]), ("state", [])):
-            with suppress(ClusterError):
+            with suppress(KubectlError):
                 log = kubectl.output("logs", name, "--container", container["name"], *flags)
                 (directory / f"{container['name']}{'.previous' if flags else ''}.log").write_bytes(log)
             if ended := container.get(key, {}).get("terminated"):

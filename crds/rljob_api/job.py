@@ -226,6 +226,6 @@ def grown_spec(spec: RLJobSpec, plan: MemoryPlan | None) -> RLJobSpec:
 
 
 def grown_job(job: RLJob, plan: MemoryPlan | None) -> RLJob:
-    """The job with `grown_spec`."""
+    """The job with the size of the policy in `plan`, see `grown_spec`."""
     spec = grown_spec(job.spec, plan)
     return job if spec is job.spec else job.model_copy(update={"spec": spec})

@@ -143,6 +143,7 @@ _DURING = {
 _SAME = 0.005
 """Most difference between equal sizes, which messages print with two decimals."""
 _NOTABLE = 0.1
+"""Smallest share of the GPU of tensors that a request of the same size may copy."""
 
 
 class GpuProcess(ApiModel):

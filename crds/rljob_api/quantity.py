@@ -49,8 +49,8 @@ _ALL_FACTORS: dict[str, Fraction] = {
 def quantity_value(quantity: Any) -> Fraction:
     """Value of any quantity that a container can request: `500m`, `4Gi`, `1e3`, 2.
 
-    The length is bounded before any arithmetic: a text such as 1e999999 would take minutes. Raises ValueError if it is
-    not a quantity from 0 to 2**63 - 1, the largest one of Kubernetes.
+    The length is bounded before any arithmetic: a string such as 1e999999 would take minutes. Raises ValueError if it
+    is not a quantity from 0 to 2**63 - 1, the largest one of Kubernetes.
     """
     found = _VALUE.fullmatch(str(quantity)) if isinstance(quantity, str | int | float) else None
     if found is not None and not isinstance(quantity, bool):

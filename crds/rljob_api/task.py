@@ -123,7 +123,7 @@ class TaskSpec(ApiModel):
 
     files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
     """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there.
-    rljob run ignores this field and looks beside the manifest."""
+    rljob run ignores this field and looks next to the manifest."""
 
     answer: AnswerSpec | None = Field(default=None, json_schema_extra=immutable())
     """Extraction of the answer from a response. Absent: the answer is the whole response without surrounding white
@@ -133,7 +133,7 @@ class TaskSpec(ApiModel):
     """System message before every prompt. Requires a chat template."""
 
     prompt_template: Annotated[
-        str, Text(pattern=r"\{question\}", expected="a text that contains {question}", max_length=65536)
+        str, Text(pattern=r"\{question\}", expected="a string that contains {question}", max_length=65536)
     ] = Field(default="{question}", json_schema_extra=immutable())
     """Template of the prompt. {question} is replaced by the question of the item."""
 

@@ -103,7 +103,7 @@ def trl() -> Recipe:
 
 def model(directory: Path) -> Recipe:
     """Recipe of the model in a directory that ends in `<registry>/<repository>/<tag>`, as in the trainer's model
-    cache."""
+    cache. Raises ImageBuildError if it has no model."""
     if not (directory / "config.json").is_file():
         raise ImageBuildError(f"expected a model in {directory}, found no config.json: run `make model`")
     title, version = directory.parts[-2:]
@@ -130,7 +130,7 @@ def part_version(part: str) -> str:
 
 
 def locked_version(package: str, requirements: str) -> str:
-    """The version of a package in a requirement file."""
+    """The version of a package in a requirement file. Raises ImageBuildError if the file does not pin it."""
     pin = re.search(
         rf"^{re.escape(package)}==(\S+)",
         (REPOSITORY / "requirements" / requirements).read_text(encoding="utf-8"),

@@ -74,7 +74,7 @@ class _Option:
     """Returns True for a valid value."""
 
     expected: str
-    """Valid values, for people."""
+    """Description of valid values, for messages."""
 
 
 def _number(text: str) -> float:
@@ -143,7 +143,7 @@ def allocator_options(settings: str) -> dict[str, str]:
 
 
 def setting_problems(settings: str, torch_version: tuple[int, int] | None) -> list[str]:
-    """One sentence for each option in `settings` that torch's parser rejects, which ends the process.
+    """One message for each option in `settings` that torch's parser rejects, which ends the process.
 
     `torch_version`: None if it is unknown; then options are not checked against it.
     """

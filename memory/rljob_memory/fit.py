@@ -55,7 +55,7 @@ class Fit:
         return seconds > _NOTICEABLE * (seconds - price_seconds)
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The verdict with its reason, such as `fits at a price of 3.1 s a step`."""
         if self.lack is not None:
             lack = self.lack

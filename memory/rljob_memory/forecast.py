@@ -32,13 +32,13 @@ class Forecast:
     """Give it each committed step, then ask for the pressure. That costs next to nothing while no memory grows."""
 
     def __init__(self, steps: int | None = None) -> None:
-        """`steps`: of the whole job. Memory that would run out only after the last step is not reported."""
+        """`steps`: number in the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
         self._step, self._engines_sleep = 0, False
         self._history = _StepHistory()
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
-        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: beside the
+        """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: next to the
         policy, during its update."""
         self._step, self._engines_sleep = step, engines_sleep
         self._history.add(samples)
@@ -96,7 +96,7 @@ def _steps(count: int) -> str:
 
 _LEAST_GROWTH_BYTES = 64 * MIB
 _LEAST_GROWTH_SHARE = 0.005
-"""Of the whole memory. Smaller growth would take hundreds of steps, and host memory varies by as much."""
+"""Share of the whole memory. Smaller growth would take hundreds of steps, and host memory varies by as much."""
 _MOSTLY = 0.5
 _FALLING_TAU = -0.6
 
@@ -109,7 +109,7 @@ class _GrowthSignal:
     series: _PhaseSeries
 
     subject: str
-    """The memory that grows, as the beginning of a sentence."""
+    """The memory that grows, as the subject of a message."""
 
     trend: Trend
 
@@ -144,7 +144,7 @@ class _GrowthSignal:
             **own,
             "first_bytes": self.trend.first_bytes,
             "last_bytes": self.trend.last_bytes,
-            "growth_a_step_bytes": round(self.trend.slope_bytes),
+            "growth_per_step_bytes": round(self.trend.slope_bytes),
             "room_bytes": max(self.room_bytes, 0),
             "steps_seen": self.trend.values,
             "alloc_retries": self.series.last.alloc_retries,
@@ -152,7 +152,7 @@ class _GrowthSignal:
 
 
 def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = False) -> Iterator[_GrowthSignal]:
-    """Every signal in the series, in no order. `engines_sleep`: beside the policy, during its update."""
+    """Every signal in the series, in no order. `engines_sleep`: next to the policy, during its update."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)
@@ -186,7 +186,7 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
 
 
 def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
-    """Memory that stays on a policy's GPU beside the policy at the end of its update: a sleeping engine keeps it."""
+    """Memory that stays on a policy's GPU next to the policy at the end of its update: a sleeping engine keeps it."""
     if series.role != "policy" or series.phase != "update":
         return None
     trend = _growth(series, attrgetter("others_bytes"), series.last.device_total_bytes)
@@ -205,7 +205,7 @@ def _host_signal(series: _PhaseSeries) -> _GrowthSignal | None:
         return None
     # The container's memory is that of all its processes; resident memory shows whether this one grows.
     own = _growth(series, attrgetter("rss_bytes"), limit)
-    subject = f"Host memory in use beside {series.actor}"
+    subject = f"Host memory in use by processes other than {series.actor}"
     room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
     growth = 0 if own is None else own.growth_bytes
     return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)

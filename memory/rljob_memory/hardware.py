@@ -21,9 +21,9 @@ class GpuType:
     """Dense bfloat16 operations per second."""
     memory_rate: float
     pcie_rate: float
-    """Between the GPU and host memory."""
+    """Bytes per second between the GPU and host memory."""
     link_rate: float
-    """Between two GPUs of a machine: NVLink, or PCIe."""
+    """Bytes per second between two GPUs of a machine: NVLink, or PCIe."""
 
 
 _PCIE_4, _PCIE_5 = 32e9, 64e9
@@ -45,7 +45,7 @@ GPU_TYPES = {
         GpuType("l4", int(22.0 * GIB), 121e12, 0.3e12, _PCIE_4, _PCIE_4),
     )
 }
-"""By the name that `rljob plan --gpu` takes."""
+"""Types of GPUs by the name that `rljob plan --gpu` takes."""
 
 CPU = GpuType("cpu", 0, 1e12, 5e10, 1e10, 1e10)
 """Processes on a CPU, only to compare plans."""
@@ -106,7 +106,7 @@ def type_of_product(product: str) -> str | None:
 
 
 HOST_BYTES_PER_GPU = 256 * GIB
-"""Of a machine that is not known: eight GPUs often share 2 TiB."""
+"""Host memory of a machine that is not known: eight GPUs often share 2 TiB."""
 
 ASSUMED: dict[DeviceKind, Hardware] = {
     "cuda": Hardware("cuda", 80 * GIB, 2048 * GIB, layers_compiled=True),

@@ -19,7 +19,7 @@ _SIZE = re.compile(r"(?:^|[-_/. ])(\d{1,4}(?:\.\d{1,3})?)([BbMm])(?=$|[-_/.:@ ])
 _UNITS = {"b": 10**9, "m": 10**6}
 _VOCABULARY = 151_936
 _LARGEST_SIZE = 10**7
-"""Of a hidden size or a number of layers: a larger one is a mistake."""
+"""Maximum of a hidden size and of a number of layers: a larger one is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)

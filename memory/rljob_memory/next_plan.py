@@ -11,7 +11,7 @@ from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_memory.sizes import GIB
 
 _ADAPTED_KV_CACHE_BYTES = 16 * GIB
-"""With an adapter, the KV cache of the plan only counts relative to this: an engine's usual part of a GPU of 80 GiB."""
+"""KV cache with which the plan's is compared if an adapter runs the engine: its usual part of a GPU of 80 GiB."""
 _SHARES = ("micro_batch_tokens", "kv_cache_bytes", "sync_bucket_bytes")
 _SWITCHES = ("activation_checkpointing", "optimizer_offload", "empty_cache")
 _MOST_MICRO_BATCH_TOKENS = 16_384

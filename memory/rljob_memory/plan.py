@@ -38,7 +38,7 @@ _LOGPROB_CHUNK_ROOM_SHARE = 16
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
 _LOGIT_BYTES = 4
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
-"""Between syncs this keeps no buffer; bench/results/memory_mitigation_cost.json compares both."""
+"""Keeps no buffer between syncs; bench/results/memory_mitigation_cost.json compares both."""
 
 _OFFLOADS = 0.0, 0.25, 0.5, 0.75, 1.0
 """Shares of the optimizer's state in host memory for which sizes are chosen. What these leave takes state back."""
@@ -169,7 +169,7 @@ def _room_for_activations(setup: Setup, plan: MemoryPlan) -> int:
 
 
 def _micro_batch_tokens(setup: Setup, plan: MemoryPlan, room_bytes: int) -> int:
-    """As many tokens as fit, at most a rank's whole share of the step, at least one sequence of the longest length."""
+    """Return the tokens that fit: at most a rank's share of the step, at least one sequence of the maximum length."""
     work, model = setup.work, setup.model
     checkpointing, compiled = plan.activation_checkpointing, setup.hardware.layers_compiled
     fitting = room_bytes // activation_bytes_per_token(model, checkpointing=checkpointing, compiled=compiled)

@@ -86,7 +86,7 @@ def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | 
 
 
 def pinned_line(settings: MemorySettings, setting: str, value: object) -> str:
-    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`."""
+    """`memory.kvCache is pinned to 64Gi: write 48Gi, or Auto`. Raises ValueError for a setting without such a field."""
     field = pinning_field(setting)
     if field is None:
         raise ValueError(f"expected a setting that spec.memory can pin, found {setting!r}")

@@ -185,4 +185,4 @@ def _program(key: str, entry: Mapping[str, Any]) -> Program:
 
 _TABLE = tomllib.loads(files(__package__).joinpath("programs.toml").read_text(encoding="utf-8"))
 PROGRAMS: Mapping[str, Program] = {key: _program(key, entry) for key, entry in _TABLE.items()}
-"""By key: trainers first, then engines."""
+"""Programs by key: trainers first, then engines."""

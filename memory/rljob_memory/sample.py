@@ -58,7 +58,7 @@ class MemorySample:
     """Memory of the device; 0 for a process without one."""
 
     outside_torch_bytes: int = 0
-    """Memory of the device that the process holds beside torch's allocator: CUDA context, NCCL, libraries."""
+    """Memory of the device that the process holds outside torch's allocator: CUDA context, NCCL, libraries."""
 
     asleep_bytes: int = 0
     """Part of the reserved memory that a sleeping engine gave back to the device; torch does not notice."""

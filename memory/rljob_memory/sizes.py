@@ -1,4 +1,4 @@
-"""Units of memory; sizes read from the output of programs and written for people."""
+"""Units of memory; sizes read from the output of programs and formatted for messages."""
 
 from __future__ import annotations
 

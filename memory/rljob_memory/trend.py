@@ -26,10 +26,12 @@ _LEAST_STEADY_VALUES = 6
 """A series that grows by the same amount each time needs fewer: of 720 orders of 6 values only one grows throughout."""
 _LEAST_TAU_OF_LATER_HALF = 0.7
 _STEADY_FACTOR = 2.0
+"""Largest ratio of an increment of a steady series to the usual one, in both directions."""
 _NOT_SLOWING = 0.8
 """With these, one job in eighty whose cache only follows ever rarer record lengths is taken for one that grows; growth
 at random steps is found after 11 of them (medians of simulated jobs)."""
 _FIRM_TAU = 0.95
+"""Kendall's tau from which a trend is firm."""
 
 
 @dataclass(frozen=True, slots=True)

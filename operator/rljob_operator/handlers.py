@@ -193,7 +193,7 @@ async def _completed(settings: OperatorSettings, connection: Connection, client:
 
 
 def _impatient_client(stack: AsyncExitStack, connection: Connection) -> ApiClient:
-    """For the Lease and for reviews of tokens: a late answer is useless."""
+    """Client for the Lease and for reviews of tokens, for which a late answer is useless."""
     retry = RetryPolicy(attempts=3, longest_retry_after_seconds=1.0)
     client = ApiClient(connection, concurrency=2, timeout_seconds=5.0, retry=retry)
     stack.push_async_callback(client.close)
@@ -299,7 +299,7 @@ class Leader:
         await self._loop.run()
 
     async def _hand_over(self, reconciling: asyncio.Task[None], tasks: list[asyncio.Task[Any]]) -> None:
-        """Finish pending writes. The Lease is renewed meanwhile, and then released by the replica."""
+        """Finish pending writes. The replica renews the Lease until then, and releases it afterwards."""
         self._queue.close()
         if not self._health.ready:
             reconciling.cancel()

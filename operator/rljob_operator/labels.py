@@ -10,16 +10,16 @@ ATTEMPT = "rljob.dev/attempt"
 PLAN_GENERATION = "rljob.dev/plan-generation"
 
 RETAINED = "rljob.dev/retained"
-"""On a claim that outlives its job, "true". It has no owner; the label with the job's uid makes it the job's."""
+"""Label "true" of a claim that outlives its job. It has no owner; the label with the job's uid makes it the job's."""
 
 SHARED = "rljob.dev/shared"
-"""On an object that all jobs of a namespace use, "true". It has no owner, and stays when the last job goes."""
+"""Label "true" of an object that all jobs of a namespace use. It has no owner, and stays when the last job goes."""
 
 SPEC_DIGEST = "rljob.dev/spec-digest"
 """Annotation of a pod: digest of the spec that it was created with."""
 
 DIAGNOSE = "rljob.dev/diagnose"
-"""On a pod of any workload, "true": its out-of-memory failures are reported."""
+"""Label "true" of a pod of any workload: its out-of-memory failures are reported."""
 
 MEMORY_PLAN = "rljob.dev/memory-plan"
 """Annotation of a pod of another trainer: the memory plan as JSON, which its container finds as a file."""
@@ -28,7 +28,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_OPERATOR = "rljob-operator"
 
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
-"""On every node with allocatable GPUs, "true"; kept by the operator, absent on all other nodes."""
+"""Label "true" of every node with allocatable GPUs; kept by the operator, absent on all other nodes."""
 
 OPERATOR = "rljob.dev/operator"
 """Annotation of an RLJob: the installation that reconciles it, as NAMESPACE/NAME of its Lease. Others leave the job

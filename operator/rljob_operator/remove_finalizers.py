@@ -1,6 +1,6 @@
 """Removes the operator's finalizer and annotation from RLJobs: part of an uninstall.
 
-Otherwise jobs that are deleted after the operator would stay in deletion for ever, and an operator of another name
+Otherwise jobs that are deleted after the operator would stay in deletion forever, and an operator of another name
 would leave the jobs alone. Running pods are not affected.
 
 python -m rljob_operator.remove_finalizers [--installation NAMESPACE/NAME] [NAMESPACE …]
@@ -20,6 +20,7 @@ from rljob_operator.kube.resources import RLJOBS, Object
 from rljob_operator.labels import FINALIZER, OPERATOR
 
 _PASSES = 5
+"""Maximum passes over all jobs: one that changes during a pass is left to the next."""
 _CONCURRENCY = 4
 
 

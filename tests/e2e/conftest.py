@@ -14,11 +14,11 @@ from rich.console import Console
 
 from rljob_cluster import cluster as cluster_module
 from rljob_cluster.cluster import missing_packages
-from rljob_cluster.commands import Progress
+from rljob_cluster.commands import ProgressLines
 from rljob_cluster.image_files import SmallImage, write_archive
 from rljob_cluster.images import load, load_archive
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster import InstalledOperator, Kubectl
+from rljob_testing.cluster import AdminKubectl, InstalledOperator
 from tests.e2e.image_container import build_images, missing
 from tests.e2e.test_built_images import OPERATOR, TRAINER
 
@@ -33,22 +33,22 @@ def cluster() -> ClusterLayout:
     if missing := missing_packages():
         pytest.skip(f"a cluster needs {', '.join(missing)}")
     layout = ClusterLayout.default()
-    cluster_module.up(layout, Progress(Console(stderr=True)))
+    cluster_module.up(layout, ProgressLines(Console(stderr=True)))
     return layout
 
 
 @pytest.fixture(scope="session")
-def kubectl(cluster: ClusterLayout) -> Kubectl:
-    return Kubectl(cluster.binaries / "kubectl", cluster.kubeconfig)
+def kubectl(cluster: ClusterLayout) -> AdminKubectl:
+    return AdminKubectl(cluster.binaries / "kubectl", cluster.kubeconfig)
 
 
 @pytest.fixture
-def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+def namespace(kubectl: AdminKubectl) -> Iterator[AdminKubectl]:
     """kubectl in a namespace of the test's own that enforces the restricted Pod Security Standard."""
     name = f"test-{uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    inside = Kubectl(kubectl.program, kubectl.kubeconfig, name)
+    inside = AdminKubectl(kubectl.program, kubectl.kubeconfig, name)
     inside.wait("serviceaccount", "default", bool)  # without it, pods are refused
     yield inside
     kubectl("delete", "namespace", name, "--wait=false")
@@ -87,7 +87,7 @@ def operator(cluster: ClusterLayout) -> InstalledOperator:
 
 
 @pytest.fixture
-def jobs(operator: InstalledOperator, namespace: Kubectl) -> Iterator[Kubectl]:
+def jobs(operator: InstalledOperator, namespace: AdminKubectl) -> Iterator[AdminKubectl]:
     """kubectl in a namespace of the test's own, with an operator that looks after it; its jobs go with the test."""
     yield namespace
     namespace("delete", "rljobs", "--all", "--wait=false")

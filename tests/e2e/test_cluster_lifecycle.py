@@ -18,11 +18,11 @@ from rich.console import Console
 
 from rljob_cluster import cgroups, machine
 from rljob_cluster import cluster as cluster_module
-from rljob_cluster.commands import Progress
+from rljob_cluster.commands import ProgressLines
 from rljob_cluster.layout import CGROUP, ClusterLayout
 from rljob_cluster.machine_init import KUBELET_SYSCTLS
 from rljob_cluster.status import Component, components, reports_ready
-from rljob_testing.cluster import Kubectl
+from rljob_testing.cluster import AdminKubectl
 from rljob_testing.patience import EFFECT_SECONDS, Deadline
 
 RESTRICTED_POD = {
@@ -57,7 +57,7 @@ def phase(pod: dict[str, Any]) -> str:
 
 
 COMMAND = [sys.executable, "-m", "rljob_cluster"]
-PROGRESS = Progress(Console(stderr=True))
+PROGRESS = ProgressLines(Console(stderr=True))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -67,7 +67,7 @@ def left_up(cluster: ClusterLayout) -> Iterator[None]:
 
 
 def test_ending_the_cluster_leaves_only_programs_and_images(
-    cluster: ClusterLayout, kubectl: Kubectl, busybox: str
+    cluster: ClusterLayout, kubectl: AdminKubectl, busybox: str
 ) -> None:
     cluster_module.down(cluster, PROGRESS, images=False)
     before, kept = machine_state(), {path.name for path in cluster.root.iterdir()}
@@ -80,7 +80,9 @@ def test_ending_the_cluster_leaves_only_programs_and_images(
     assert {path.name for path in cluster.root.iterdir()} == kept
 
 
-def test_a_cluster_whose_processes_were_all_killed_comes_up_again(cluster: ClusterLayout, kubectl: Kubectl) -> None:
+def test_a_cluster_whose_processes_were_all_killed_comes_up_again(
+    cluster: ClusterLayout, kubectl: AdminKubectl
+) -> None:
     cluster_module.up(cluster, PROGRESS)
     for pid in cgroups.processes(CGROUP):
         # Once the first of all is gone, the kernel ends the others.
@@ -93,7 +95,7 @@ def test_a_cluster_whose_processes_were_all_killed_comes_up_again(cluster: Clust
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
 def test_an_interrupted_start_is_made_good_by_the_next(
-    cluster: ClusterLayout, kubectl: Kubectl, seconds: float
+    cluster: ClusterLayout, kubectl: AdminKubectl, seconds: float
 ) -> None:
     cluster_module.down(cluster, PROGRESS, images=False)
     interrupted = subprocess.Popen([*COMMAND, "up"], stdout=subprocess.DEVNULL)
@@ -134,7 +136,7 @@ def present() -> list[Component]:
     return components(first) if first else []
 
 
-def ready_nodes(kubectl: Kubectl) -> set[str]:
+def ready_nodes(kubectl: AdminKubectl) -> set[str]:
     nodes = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
     return {node["metadata"]["name"] for node in nodes if reports_ready(node)}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_testing.induced_failures.catalogue import Program, programs
+from rljob_testing.induced_failures.catalogue import FailingProgram, programs
 from rljob_testing.induced_failures.induce import induce
 
 PROGRAMS = [
@@ -16,7 +16,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_induced_class_is_diagnosed_first(program: Program, tmp_path: Path) -> None:
+def test_the_induced_class_is_diagnosed_first(program: FailingProgram, tmp_path: Path) -> None:
     row = induce(program, tmp_path)
     if row.ended == "skipped":
         pytest.skip(f"{program.title}: {row.note}")

@@ -19,7 +19,7 @@ from rljob_trainer.policy.optimizer import MasterAdamW
 pytestmark = pytest.mark.gpu
 ELEMENTS = 1 << 28
 SECONDS = 2.0 * ELEMENTS / 8.19e9
-"""Of a step on the device: at most two seconds for 8.19e9 parameters."""
+"""Maximum seconds of a step on the device: two seconds for 8.19e9 parameters."""
 
 
 def optimizer_of(rows: int, columns: int, matrices: int, *, offload: float, bucket: int) -> Any:

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline, wait_for_end
-from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
+from rljob_testing.runs import FinishedRun, rljob_run, start_rljob, write_manifest
 
 MORE_STEPS_THAN_NEEDED = 100_000
-"""Of a job that is stopped: with few, it may be complete before the test has seen a step."""
+"""Steps of a job that is stopped: with few, it may be complete before the test has seen a step."""
 
 
 LARGE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
@@ -39,36 +39,36 @@ ROOMY_PLAN = {
 
 
 def disaggregated_manifest(path: Path, **changes: dict[str, Any]) -> Path:
-    """As `write_manifest`, with engines of their own."""
+    """Write a manifest like `write_manifest`, with separate processes for engines."""
     job = yaml.safe_load(write_manifest(path, **changes).read_text())
     job["spec"]["topology"] = "Disaggregated"
     path.write_text(yaml.safe_dump(job))
     return path
 
 
-def completed_run(manifest: Path, output: Path, *options: str | Path) -> Run:
+def completed_run(manifest: Path, output: Path, *options: str | Path) -> FinishedRun:
     """A run to the end of the job."""
     run = rljob_run(manifest, output, *options)
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     return run
 
 
-def plan_changes(run: Run) -> list[dict[str, Any]]:
+def plan_changes(run: FinishedRun) -> list[dict[str, Any]]:
     """The latest record of each change of the plan."""
     records = [line["change"] for line in run.ledger if line["kind"] == "plan_change"]
     return list({change["generation"]: change for change in records}.values())
 
 
-def injected(run: Run) -> list[tuple[str, str]]:
+def injected(run: FinishedRun) -> list[tuple[str, str]]:
     """The class and the phase of each fault that occurred."""
     return [(line["fault_class"], line["phase"]) for line in run.ledger if line["kind"] == "fault"]
 
 
-def weights(run: Run) -> dict[str, Any]:
+def weights(run: FinishedRun) -> dict[str, Any]:
     return dict(load_file(run.output / "model" / "model.safetensors"))
 
 
-def assert_same_weights(run: Run, other: Run, tolerance: float = 0.0) -> None:
+def assert_same_weights(run: FinishedRun, other: FinishedRun, tolerance: float = 0.0) -> None:
     found, expected = weights(run), weights(other)
     assert found.keys() == expected.keys()
     for name in expected:
@@ -107,12 +107,12 @@ def _lines(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole_lines]
 
 
-def assert_same_end(run: Run, other: Run) -> None:
+def assert_same_end(run: FinishedRun, other: FinishedRun) -> None:
     assert_same_weights(run, other)
     assert [s["reward"]["mean"] for s in run.steps] == [s["reward"]["mean"] for s in other.steps]
 
 
-def assert_same_ledger(run: Run, other: Run) -> None:
+def assert_same_ledger(run: FinishedRun, other: FinishedRun) -> None:
     """All that the ledger has of each step and that follows from the job alone."""
     names = ("step", "reward", "response", "tokens", "weights_version", "metrics")
     assert [[step[name] for name in names] for step in run.steps] == [

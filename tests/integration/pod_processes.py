@@ -85,7 +85,7 @@ class Pods:
     variables: dict[str, str] = field(default_factory=dict)
     plan: MemoryPlan | None = None
     rollouts: int = 0
-    """Of the workers, those with engines of their own; the others are of the policy."""
+    """Number of workers with engines; the others have policy ranks."""
     of_workers: dict[str, str] = field(default_factory=dict)
     """Further variables of the workers' pods."""
 
@@ -93,7 +93,7 @@ class Pods:
     def output(self) -> Path:
         return self.directory / "volume"
 
-    def start(self, attempt: int) -> Attempt:
+    def start(self, attempt: int) -> PodsOfAttempt:
         self.output.mkdir(exist_ok=True)
         settings = self.directory / "attempt.json"
         plan = self.plan.model_dump(mode="json", by_alias=True) if self.plan else None
@@ -115,7 +115,7 @@ class Pods:
             for number, (role, index) in enumerate(places)
         ]
         controller = self._pod("controller", 0, ["controller"], variables | self.variables)
-        return Attempt(controller, workers, self.output / "ledger.jsonl")
+        return PodsOfAttempt(controller, workers, self.output / "ledger.jsonl")
 
     def start_again(self, pod: PodProcess) -> PodProcess:
         """The successor of a pod that is gone, in the same attempt and with the same name."""
@@ -170,7 +170,7 @@ def _started(directory: Path, command: list[str], environment: dict[str, str]) -
 
 
 @dataclass
-class Attempt:
+class PodsOfAttempt:
     controller: PodProcess
     workers: list[PodProcess]
     ledger: Path

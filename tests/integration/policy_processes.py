@@ -59,7 +59,7 @@ def sweep(quick: Iterable[tuple[Any, ...]], *others: tuple[Any, ...]) -> list[An
     return [*quick, *(pytest.param(*values, marks=pytest.mark.long) for values in others)]
 
 
-class PolicyProcesses:
+class RankProcesses:
     """One process a rank; `run` calls a function with each rank's `PolicyRank` and gives the results by rank."""
 
     def __init__(self, pipes: Sequence[Connection]) -> None:
@@ -80,7 +80,7 @@ class PolicyProcesses:
 
     def rejoin(self, *, undo_update: bool) -> None:
         """Form a new group of the ranks, as the controller does after a failure."""
-        address = PolicyProcesses(self._pipes[:1]).call("rendezvous")[0]
+        address = RankProcesses(self._pipes[:1]).call("rendezvous")[0]
         self.run(_rejoin, *address, undo_update)
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -88,7 +88,7 @@ class PolicyProcesses:
 
 
 @contextmanager
-def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> Iterator[PolicyProcesses]:
+def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> Iterator[RankProcesses]:
     """`ranks` connected ranks, with the model loaded unless `load` is False."""
     pipes, workers = [], []
     for rank in range(ranks):
@@ -98,8 +98,8 @@ def policy_processes(ranks: int, config: PolicyConfig, *, load: bool = True) -> 
         there.close()
         pipes.append(here)
     try:
-        processes = PolicyProcesses(pipes)
-        address = PolicyProcesses(pipes[:1]).call("rendezvous")[0]
+        processes = RankProcesses(pipes)
+        address = RankProcesses(pipes[:1]).call("rendezvous")[0]
         processes.call("connect", *address)
         if load:
             processes.call("load")
@@ -167,7 +167,7 @@ def parameters(policy: PolicyRank) -> dict[str, np.ndarray]:
     return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in policy.named_full_parameters()}
 
 
-def complete_checkpoint(policy: PolicyProcesses, directory: Path) -> dict[str, FileDigest]:
+def complete_checkpoint(policy: RankProcesses, directory: Path) -> dict[str, FileDigest]:
     """Wait until the ranks have written a checkpoint, and write its manifest, as the controller does. Returns the
     checksums of the ranks' files."""
     digests = {name: digest for of_rank in policy.call("finish_checkpoint") for name, digest in of_rank.items()}

@@ -31,11 +31,11 @@ from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.step_report import api_server
 from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
 from tests.integration.compared_runs import MORE_STEPS_THAN_NEEDED
-from tests.integration.pod_processes import Attempt, PodProcess, Pods
+from tests.integration.pod_processes import PodProcess, Pods, PodsOfAttempt
 
 API_PORT = 21900
 LAST_STEPS = 20
-"""Of the attempt that completes the job."""
+"""Steps of the attempt that completes the job."""
 WORKERS = 2
 COMPILE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 
@@ -67,7 +67,7 @@ class Cluster:
         return {entry["manager"]: entry["fieldsV1"] for entry in json.loads(shown)["metadata"]["managedFields"]}
 
     def variables(self) -> dict[str, str]:
-        """Of the pod that reports."""
+        """Environment variables of the pod that reports."""
         host, port = self._control_plane.url.removeprefix("https://").split(":")
         return {
             "KUBERNETES_SERVICE_HOST": host,
@@ -84,7 +84,7 @@ class Cluster:
 
 
 @dataclass
-class Ended:
+class EndedAttempt:
     """An attempt that is over."""
 
     exit_code: int
@@ -94,7 +94,7 @@ class Ended:
     report: StepReportStatus
     log: str
     compile_directories: list[str] = field(default_factory=list)
-    """Of the roles in the first worker's pod, relative to the pod's temporary directory."""
+    """Compile directories of the roles in the first worker's pod, relative to its temporary directory."""
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,9 @@ def write_job(manifest: Path, steps: int) -> Path:
     )
 
 
-def ended(attempt: Attempt, cluster: Cluster) -> Ended:
+def ended(attempt: PodsOfAttempt, cluster: Cluster) -> EndedAttempt:
     exit_code = attempt.controller.wait()
-    return Ended(
+    return EndedAttempt(
         exit_code,
         attempt.controller.termination_message,
         [worker.wait() for worker in attempt.workers],
@@ -142,7 +142,7 @@ def ended(attempt: Attempt, cluster: Cluster) -> Ended:
 
 
 def compile_directories(worker: PodProcess) -> list[str]:
-    """Of the Ray actors in the pod: a policy rank and an engine."""
+    """Compile directories of the Ray actors in the pod: a policy rank and an engine."""
     found = []
     for process in psutil.Process(worker.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # Ray's idle processes end at any time
@@ -153,7 +153,7 @@ def compile_directories(worker: PodProcess) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def lost_worker(pods: Pods, cluster: Cluster) -> Ended:
+def lost_worker(pods: Pods, cluster: Cluster) -> EndedAttempt:
     attempt = pods.start(1)
     try:
         attempt.wait_for_step(2)
@@ -168,7 +168,7 @@ def lost_worker(pods: Pods, cluster: Cluster) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def stopped(lost_worker: Ended, pods: Pods, cluster: Cluster) -> Ended:
+def stopped(lost_worker: EndedAttempt, pods: Pods, cluster: Cluster) -> EndedAttempt:
     attempt = pods.start(2)
     try:
         attempt.wait_for_step(lost_worker.steps + 1)
@@ -182,7 +182,7 @@ def stopped(lost_worker: Ended, pods: Pods, cluster: Cluster) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def completed(stopped: Ended, pods: Pods, cluster: Cluster) -> Ended:
+def completed(stopped: EndedAttempt, pods: Pods, cluster: Cluster) -> EndedAttempt:
     assert stopped.report.plan is not None
     pods.plan = stopped.report.plan.model_copy(update={"generation": 4})
     write_job(pods.manifest, stopped.steps + LAST_STEPS)
@@ -217,7 +217,7 @@ def test_the_client_applies_and_reads_a_report(
     assert client.read() is not None
 
 
-def test_a_lost_worker_ends_the_attempt_and_is_named(lost_worker: Ended) -> None:
+def test_a_lost_worker_ends_the_attempt_and_is_named(lost_worker: EndedAttempt) -> None:
     assert lost_worker.exit_code == ExitCode.WORKER_LOST, lost_worker.log
     assert lost_worker.worker_exit_codes == [ExitCode.COMPLETE, -signal.SIGKILL]
     assert lost_worker.message.exit_code == ExitCode.WORKER_LOST
@@ -235,7 +235,7 @@ def test_a_lost_worker_ends_the_attempt_and_is_named(lost_worker: Ended) -> None
     assert all(memory.peak_rss_bytes > 2**28 for memory in report.memory)
 
 
-def test_a_drained_worker_works_until_the_controller_has_committed(stopped: Ended, pods: Pods) -> None:
+def test_a_drained_worker_works_until_the_controller_has_committed(stopped: EndedAttempt, pods: Pods) -> None:
     assert stopped.exit_code == ExitCode.TERMINATED, stopped.log
     assert stopped.message.exit_code == ExitCode.TERMINATED
     assert stopped.worker_exit_codes == [ExitCode.COMPLETE, ExitCode.COMPLETE]
@@ -243,7 +243,7 @@ def test_a_drained_worker_works_until_the_controller_has_committed(stopped: Ende
 
 
 def test_the_next_attempt_continues_under_the_plan_that_it_is_given(
-    completed: Ended, stopped: Ended, pods: Pods, cluster: Cluster
+    completed: EndedAttempt, stopped: EndedAttempt, pods: Pods, cluster: Cluster
 ) -> None:
     assert completed.exit_code == ExitCode.COMPLETE, completed.log
     steps = stopped.steps + LAST_STEPS
@@ -258,7 +258,7 @@ def test_the_next_attempt_continues_under_the_plan_that_it_is_given(
     assert "f:step" in cluster.field_managers()["rljob-trainer"]["f:status"]
 
 
-def test_a_pod_logs_steps_alone_and_leaves_no_process_or_foreign_file(completed: Ended, pods: Pods) -> None:
+def test_a_pod_logs_steps_alone_and_leaves_no_process_or_foreign_file(completed: EndedAttempt, pods: Pods) -> None:
     assert sum(line.startswith("step ") for line in completed.log.splitlines()) == LAST_STEPS
     assert "INFO" not in completed.log
     assert "\x1b" not in completed.log
@@ -274,7 +274,7 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def test_roles_compile_in_the_directory_that_the_worker_saves(lost_worker: Ended) -> None:
+def test_roles_compile_in_the_directory_that_the_worker_saves(lost_worker: EndedAttempt) -> None:
     assert len(lost_worker.compile_directories) == 2 * len(COMPILE_VARIABLES), "of the policy and the rollout"
     assert all(directory.startswith("rljob-compiled/") for directory in lost_worker.compile_directories)
 
@@ -296,7 +296,7 @@ def disaggregated(directory: Path, steps: int) -> Path:
     return path
 
 
-def wait_for_engines(attempt: Attempt, *engines: str) -> None:
+def wait_for_engines(attempt: PodsOfAttempt, *engines: str) -> None:
     """Until a step is generated by just these."""
 
     def worked() -> bool:
@@ -306,7 +306,7 @@ def wait_for_engines(attempt: Attempt, *engines: str) -> None:
     attempt.wait_until(worked, f"a step of {engines}")
 
 
-def lose(attempt: Attempt, pod: PodProcess) -> None:
+def lose(attempt: PodsOfAttempt, pod: PodProcess) -> None:
     attempt.workers.remove(pod)
     pod.wait()
 

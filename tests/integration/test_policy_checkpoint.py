@@ -25,7 +25,7 @@ from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
-    PolicyProcesses,
+    RankProcesses,
     complete_checkpoint,
     parameters,
     policy_config,
@@ -38,7 +38,7 @@ from tests.integration.policy_processes import (
 )
 
 
-def weights_after(policy: PolicyProcesses, *steps: int) -> str:
+def weights_after(policy: RankProcesses, *steps: int) -> str:
     """The digest of the weights, on which all ranks must agree."""
     for step in steps:
         policy.call("update", scored_batch(step))
@@ -46,7 +46,7 @@ def weights_after(policy: PolicyProcesses, *steps: int) -> str:
     return str(digest)
 
 
-def written_checkpoint(policy: PolicyProcesses, directory: Path) -> Path:
+def written_checkpoint(policy: RankProcesses, directory: Path) -> Path:
     """The state of `policy`, with the manifest that the controller writes."""
     policy.call("start_checkpoint", directory)
     complete_checkpoint(policy, directory)
@@ -270,7 +270,8 @@ def test_a_checkpoint_with_moments_of_another_type_is_refused(tmp_path: Path, wr
     ),
 )
 def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: int, dtype: str, moments: str) -> None:
-    """Without a copy, it is written from where the state is, so the next step waits. The plan may change meanwhile."""
+    """Without a copy, it is written from where the state is, so the next step waits. The plan may change at the same
+    time."""
     settings = {"dtype": dtype, "moments": moments, "learning_rate": 1e-2}
     plain = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **settings)
     in_place = replace(plain, checkpoint_copy=False)
@@ -344,7 +345,7 @@ def write_after(_policy: PolicyRank, go_on: Path) -> None:
 
 
 def keep_a_copy(policy: PolicyRank) -> None:
-    """As on a GPU, where it is pinned."""
+    """Keep the copy as on a GPU, where it is pinned."""
     policy._checkpoint_writer._kept = HostArray(8, torch.uint8, pinned=False, purpose="a test", advice="ignore it")
 
 

@@ -33,11 +33,11 @@ UNEVEN: dict[str, Any] = {
     "head_dim": 6,
     "intermediate_size": 7,
 }
-"""Sizes that 2 and 4 ranks do not divide. 7 rows over 4 ranks are 2, 2, 2 and 1; 6 leave the last rank none."""
+"""Sizes that 2 and 4 ranks do not divide. 4 ranks get 2, 2, 2 and 1 of 7 rows, and 2, 2, 2 and 0 of 6."""
 
 
 def model_of(directory: Path, model_type: str, *, files: str = "1GB", dtype: torch.dtype, **changes: Any) -> Path:
-    """A tiny model of the kind, in `dtype`, in files of at most `files`."""
+    """A tiny model of the type, in `dtype`, in files of at most `files`."""
     directory.mkdir()
     [kind] = [each for each in KINDS if each.model_type == model_type]
     model = AutoModelForCausalLM.from_config(kind.config(**changes), dtype=torch.float32)
@@ -133,7 +133,7 @@ def test_frozen_weights_are_read_again_as_they_were_loaded(
         assert parameter is trained or torch.equal(parameter, expected[name]), name
 
 
-def test_a_file_that_was_cut_since_is_named(tmp_path: Path) -> None:
+def test_a_file_that_was_truncated_later_is_named(tmp_path: Path) -> None:
     model_dir = model_of(tmp_path / "model", "llama", dtype=torch.bfloat16, **UNEVEN)
     model = read_policy_model(model_dir, temperature=1.0, chunk_tokens=64, dtype=torch.bfloat16).requires_grad_(False)
     file = model_dir / "model.safetensors"

@@ -14,7 +14,7 @@ from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
-    PolicyProcesses,
+    RankProcesses,
     complete_checkpoint,
     policy_config,
     policy_processes,
@@ -47,7 +47,7 @@ def config_of(tmp_path: Path, form: str = "bfloat16", **changes: Any) -> PolicyC
 
 
 def bytes_on_device(policy: PolicyRank) -> int:
-    """Of all weights."""
+    """Bytes of all weights on the device."""
     return sum(
         local(each).untyped_storage().nbytes() for model in policy._loaded.models() for each in model.parameters()
     )
@@ -59,12 +59,12 @@ def sent(policy: PolicyRank) -> dict[str, bytes]:
     return {name: each.to("cpu", copy=True).numpy().tobytes() for name, each in weights}
 
 
-def offloaded(policy: PolicyProcesses) -> None:
+def offloaded(policy: RankProcesses) -> None:
     policy.call("offload_weights", "sync")
     assert not any(policy.run(bytes_on_device))
 
 
-def outcome(policy: PolicyProcesses, *, offload: bool, steps: int = 3) -> tuple[Any, ...]:
+def outcome(policy: RankProcesses, *, offload: bool, steps: int = 3) -> tuple[Any, ...]:
     """All that two runs can differ in: the metrics, the weights that are sent, and their masters."""
     if offload:
         offloaded(policy)  # as in a load, before any pass
@@ -160,7 +160,7 @@ def written(policy: PolicyRank) -> bool:
     return policy._checkpoint_writer.written()
 
 
-def exported(policy: PolicyProcesses, directory: Path) -> bytes:
+def exported(policy: RankProcesses, directory: Path) -> bytes:
     policy.call("export_pretrained", directory)
     return (directory / "model.safetensors").read_bytes()
 

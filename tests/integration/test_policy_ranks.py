@@ -25,7 +25,7 @@ from rljob_trainer.policy.update import UpdateMetrics
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
-    PolicyProcesses,
+    RankProcesses,
     parameters,
     policy_config,
     policy_processes,
@@ -59,7 +59,7 @@ class PlainTraining:
             betas=(config.algorithm.adam_beta1, config.algorithm.adam_beta2),
         )
         self.gradient_was_rounding = {name: np.zeros(p.shape, bool) for name, p in self.model.named_parameters()}
-        """Of each weight, in any update."""
+        """True for each weight whose gradient was only rounding in an update."""
 
     def update(self, batch: RolloutBatch) -> dict[str, float]:
         completions = [i for i in range(len(batch)) if len(batch.response_ids[i])]
@@ -250,14 +250,14 @@ def _hidden_states_alive(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyProcesses]:
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     directory = tmp_path_factory.mktemp("two_ranks")
     config = policy_config(tiny_model(directory / "model"), directory / "run", weight_decay=0.0)
     with policy_processes(2, config) as policy:
         yield policy
 
 
-def test_a_step_of_empty_responses_changes_nothing(two_ranks: PolicyProcesses) -> None:
+def test_a_step_of_empty_responses_changes_nothing(two_ranks: RankProcesses) -> None:
     batch = scored_batch(1)
     nothing = replace(
         batch,
@@ -271,7 +271,7 @@ def test_a_step_of_empty_responses_changes_nothing(two_ranks: PolicyProcesses) -
     assert all(np.isfinite(value) for value in metrics.values())
 
 
-def test_a_gradient_that_is_not_finite_is_thrown_away_and_counted(two_ranks: PolicyProcesses) -> None:
+def test_a_gradient_that_is_not_finite_is_thrown_away_and_counted(two_ranks: RankProcesses) -> None:
     broken = scored_batch(1)
     broken.advantages[-1] = np.inf
     before = two_ranks.run(weights_digest)
@@ -281,7 +281,7 @@ def test_a_gradient_that_is_not_finite_is_thrown_away_and_counted(two_ranks: Pol
     assert two_ranks.run(weights_digest) != before
 
 
-def test_nan_on_one_rank_makes_every_metric_not_finite(two_ranks: PolicyProcesses) -> None:
+def test_nan_on_one_rank_makes_every_metric_not_finite(two_ranks: RankProcesses) -> None:
     for broken in (0, 1):
         for metrics in two_ranks.run(_metrics_over_ranks, broken):
             assert not np.isfinite(metrics["sum"])

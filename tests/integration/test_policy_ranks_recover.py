@@ -23,7 +23,7 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.update import PolicyUpdate
 from tests.integration.policy_processes import (
-    PolicyProcesses,
+    RankProcesses,
     complete_checkpoint,
     policy_config,
     policy_processes,
@@ -153,7 +153,7 @@ def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
     )
 
 
-def state_of(policy: PolicyProcesses) -> str:
+def state_of(policy: RankProcesses) -> str:
     """The digest of the weights, which all ranks agree on."""
     digest: str
     [digest] = set(policy.run(weights_digest))
@@ -166,7 +166,7 @@ def without_failure(ranks: int, config: PolicyConfig, steps: Iterable[int]) -> l
         return [(policy.run(updated, step)[0], state_of(policy)) for step in steps]
 
 
-def fail_in_update(policy: PolicyProcesses, step: int, fault: Callable[[PolicyRank], None]) -> None:
+def fail_in_update(policy: RankProcesses, step: int, fault: Callable[[PolicyRank], None]) -> None:
     policy.run(inject, fault)
     outcomes = policy.outcomes(updated, step)
     assert isinstance(outcomes[FAILING_RANK], torch.OutOfMemoryError)

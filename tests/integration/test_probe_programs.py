@@ -40,7 +40,7 @@ def version(python: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("python", pythons(), ids=str)
-def test_a_program_fails_as_without_the_probe_and_from_3_8_on_it_is_told(python: Path, tmp_path: Path) -> None:
+def test_the_probe_reports_a_failure_since_3_8_and_never_changes_it(python: Path, tmp_path: Path) -> None:
     program = ProbedProgram(tmp_path, python=python)
     for flags in ((), ("-W", "error"), ("-S",), ("-E",)):
         assert program.run("print('well')", *flags) == program.run("print('well')", *flags, probed=False)
@@ -69,7 +69,7 @@ print(waiting, torch.cuda.is_initialized())
     assert ended.output == "['observe.<locals>.attach_observer'] False\n"
 
 
-def test_host_memory_in_a_step_is_told_with_the_step_and_its_phase(program: ProbedProgram) -> None:
+def test_host_memory_is_reported_with_step_and_phase(program: ProbedProgram) -> None:
     program.run(f"""
 import torch
 
@@ -99,7 +99,7 @@ for _ in range(10):
     assert "you tried to allocate" in message.evidence.message
 
 
-def test_a_spawned_rank_that_fails_is_told_once(program: ProbedProgram) -> None:
+def test_a_spawned_rank_that_fails_is_reported_once(program: ProbedProgram) -> None:
     ended = program.run(f"""
 import torch, torch.multiprocessing
 
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     assert program.message.exit_code == ExitCode.HOST_OUT_OF_MEMORY
 
 
-def test_the_rank_that_fails_under_torchrun_is_the_one_that_is_told(program: ProbedProgram) -> None:
+def test_the_rank_that_fails_under_torchrun_is_reported(program: ProbedProgram) -> None:
     (program.directory / "rank.py").write_text(f"""
 import os, time, torch
 if os.environ["RANK"] == "1":
@@ -233,7 +233,7 @@ class TestOnAGpu:
         assert program.message.evidence.phase == "update"
         assert program.message.evidence.step == 4
 
-    def test_an_error_that_was_caught_is_told_unless_it_was_outlived(self, program: ProbedProgram) -> None:
+    def test_a_caught_error_is_reported_unless_the_program_continued(self, program: ProbedProgram) -> None:
         program.run(f"{CAUGHT}{STEP}sys.exit(1)")
         assert program.message is None
         program.run(f"{CAUGHT}sys.exit(1)")

@@ -44,7 +44,7 @@ def local_ray() -> Iterator[None]:
 
 @pytest.fixture
 def ranks() -> Iterator[dict[str, Any]]:
-    class Rank:
+    class CalledRank:
         """Defined here, so that Ray sends it to its processes, which cannot import the tests."""
 
         def is_up(self) -> bool:
@@ -64,7 +64,7 @@ def ranks() -> Iterator[dict[str, Any]]:
             while not file.exists():
                 time.sleep(0.05)
 
-    ranks = {name: ray.remote(Rank).options(num_cpus=1).remote() for name in ("policy-0", "policy-1")}
+    ranks = {name: ray.remote(CalledRank).options(num_cpus=1).remote() for name in ("policy-0", "policy-1")}
     wait_for({name: rank.is_up.remote() for name, rank in ranks.items()}, "starting")
     yield ranks
     for rank in ranks.values():

@@ -82,7 +82,7 @@ def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path])}
     environment = engine_environment("cpu") | variables
 
-    class Controller:
+    class EngineController:
         """Defined here, so that its process does not import this module."""
 
         def __init__(self, engine_class: str) -> None:
@@ -100,7 +100,7 @@ def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     start_local_ray(cpus=SIZE, gpus=0, object_store_bytes=200 << 20)
     try:
-        yield ray.remote(Controller).options(num_cpus=0).remote(f"{Path(__file__).stem}:{EngineProcess.__name__}")
+        yield ray.remote(EngineController).options(num_cpus=0).remote(f"{Path(__file__).stem}:{EngineProcess.__name__}")
     finally:
         ray.shutdown()
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.runs import Run, rljob_run, write_manifest
+from rljob_testing.runs import FinishedRun, rljob_run, write_manifest
 from rljob_trainer.models.random_model import resolve
 
 JSONL = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:constant"}
@@ -71,7 +71,7 @@ def job_on_sums(steps: int, **task: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def equally_rewarded(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def equally_rewarded(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two steps in which all rewards are equal. One prompt is too long."""
     directory = write_task(tmp_path_factory.mktemp("sums"))
     with (directory / "prompts.jsonl").open("a") as prompts:
@@ -80,7 +80,7 @@ def equally_rewarded(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def harder(equally_rewarded: Run) -> Path:
+def harder(equally_rewarded: FinishedRun) -> Path:
     """The directory of that job, with a further prompt, on whose long answers the reward fails."""
     assert equally_rewarded.exit_code == ExitCode.COMPLETE, equally_rewarded.printed
     directory = equally_rewarded.output.parent
@@ -90,21 +90,21 @@ def harder(equally_rewarded: Run) -> Path:
 
 
 @pytest.fixture(scope="module")
-def failed(harder: Path) -> Run:
+def failed(harder: Path) -> FinishedRun:
     """The same job, resumed with the changed prompts."""
     manifest = write_manifest(harder / "job.yaml", **job_on_sums(steps=4, onRewardError="Fail"))
     return rljob_run(manifest, harder / "run")
 
 
 @pytest.fixture(scope="module")
-def counted_as_zero(failed: Run) -> Run:
+def counted_as_zero(failed: FinishedRun) -> FinishedRun:
     """The same job, which counts failed rewards as zero."""
     directory = failed.output.parent
     manifest = write_manifest(directory / "job.yaml", **job_on_sums(steps=4, onRewardError="Zero"))
     return rljob_run(manifest, failed.output)
 
 
-def test_equal_rewards_teach_nothing_and_long_prompts_are_skipped(equally_rewarded: Run) -> None:
+def test_equal_rewards_teach_nothing_and_long_prompts_are_skipped(equally_rewarded: FinishedRun) -> None:
     run = equally_rewarded
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     assert [step["metrics"]["uniform_groups"] for step in run.steps[:2]] == [1.0, 1.0]
@@ -120,14 +120,14 @@ def test_changed_data_are_refused_after_a_step(harder: Path) -> None:
     run_expecting(ExitCode.BAD_INPUT, harder, *expected, **job_on_sums(steps=4))
 
 
-def test_a_reward_that_fails_ends_a_job_that_accepted_changed_data(failed: Run) -> None:
+def test_a_reward_that_fails_ends_a_job_that_accepted_changed_data(failed: FinishedRun) -> None:
     assert "Resuming with changed inputs: data (3 items, now 4)" in failed.printed, failed.printed
     assert failed.exit_code == ExitCode.BAD_INPUT, failed.printed
     for text in ("raised ZeroDivisionError", "of the task jsonl", "line 4, in sometimes", "task.onRewardError: Zero"):
         assert text in failed.printed, failed.printed
 
 
-def test_failed_rewards_count_as_zero_and_more_steps_train_on(counted_as_zero: Run) -> None:
+def test_failed_rewards_count_as_zero_and_more_steps_train_on(counted_as_zero: FinishedRun) -> None:
     run = counted_as_zero
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     assert "rewards are 0, since the reward function rewards:sometimes raised ZeroDivisionError" in run.printed

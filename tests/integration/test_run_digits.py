@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_testing.repository import ROOT
-from rljob_testing.runs import COLD, RLJOB, Run, rljob_run
+from rljob_testing.runs import COLD, RLJOB, FinishedRun, rljob_run
 from rljob_trainer.rollout.config import engine_environment
 
 _GENERATE = """
@@ -31,13 +31,13 @@ print(json.dumps([output.outputs[0].text for output in outputs]))
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     run = rljob_run(ROOT / "examples" / "digits.yaml", tmp_path_factory.mktemp("digits") / "run", **COLD)
     assert run.exit_code == ExitCode.COMPLETE, run.printed
     return run
 
 
-def test_it_learns_from_an_engine_with_the_policys_weights(digits: Run) -> None:
+def test_it_learns_from_an_engine_with_the_policys_weights(digits: FinishedRun) -> None:
     rewards = [step["reward"]["mean"] for step in digits.steps]
     assert np.mean(rewards[:3]) < 0.1
     assert np.mean(rewards[-5:]) >= 0.95
@@ -45,7 +45,7 @@ def test_it_learns_from_an_engine_with_the_policys_weights(digits: Run) -> None:
     assert [step["weights_version"] for step in digits.steps] == list(range(1, 61))
 
 
-def test_the_summary_describes_the_run(digits: Run) -> None:
+def test_the_summary_describes_the_run(digits: FinishedRun) -> None:
     summary = digits.summary
     assert (summary["status"], summary["steps"], summary["exit_code"]) == ("Complete", 60, 0)
     assert summary["last_reward"] == pytest.approx(np.mean([step["reward"]["mean"] for step in digits.steps[-5:]]))
@@ -55,7 +55,7 @@ def test_the_summary_describes_the_run(digits: Run) -> None:
     assert all(0.05 < peak["gib"] < 4 for peak in summary["peak_memory"].values())
 
 
-def test_output_and_directories_are_bounded(digits: Run) -> None:
+def test_output_and_directories_are_bounded(digits: FinishedRun) -> None:
     lines = digits.printed.splitlines()
     assert str(digits.output / "logs") in digits.printed
     assert sum(line.startswith("step ") for line in lines) == 60
@@ -66,7 +66,7 @@ def test_output_and_directories_are_bounded(digits: Run) -> None:
     assert len(list((digits.output / "journal").iterdir())) == 20
 
 
-def test_transformers_loads_the_trained_model(digits: Run) -> None:
+def test_transformers_loads_the_trained_model(digits: FinishedRun) -> None:
     model = AutoModelForCausalLM.from_pretrained(digits.output / "model")
     tokenizer = AutoTokenizer.from_pretrained(digits.output / "model")
     prompt = tokenizer("7:", return_tensors="pt")
@@ -74,7 +74,7 @@ def test_transformers_loads_the_trained_model(digits: Run) -> None:
     assert tokenizer.decode(answer) == "7777"
 
 
-def test_vllm_loads_the_trained_model(digits: Run) -> None:
+def test_vllm_loads_the_trained_model(digits: FinishedRun) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _GENERATE, digits.output / "model"],
         env={**os.environ, **engine_environment("cpu"), "OMP_NUM_THREADS": "1"},
@@ -86,7 +86,7 @@ def test_vllm_loads_the_trained_model(digits: Run) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [str(digit) * 4 for digit in range(10)]
 
 
-def test_it_is_drawn(digits: Run) -> None:
+def test_it_is_drawn(digits: FinishedRun) -> None:
     subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=PATIENCE_SECONDS)
     drawn = {path.name for path in (digits.output / "plots").iterdir()}
     names = ("reward", "learning", "timing", "memory", "memory_timeline")

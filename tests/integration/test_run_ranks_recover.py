@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from rljob_testing.memory_plans import memory_plan
-from rljob_testing.runs import Run, write_manifest
+from rljob_testing.runs import FinishedRun, write_manifest
 from tests.integration.compared_runs import (
     LARGE_MODEL,
     assert_same_ledger,
@@ -74,7 +74,7 @@ def run_under(
     *,
     ranks: int = 2,
     engines: int = 1,
-) -> Run:
+) -> FinishedRun:
     """`engines`: if they are not colocated with the ranks."""
     directory.mkdir(exist_ok=True)
     (directory / "plan.json").write_text(json.dumps(memory_plan(**plan).model_dump(mode="json", by_alias=True)))
@@ -91,33 +91,33 @@ def run_under(
     return completed_run(manifest, directory / "run", "--plan", directory / "plan.json")
 
 
-def whole_run(directory: Path, ranks: int) -> Run:
+def whole_run(directory: Path, ranks: int) -> FinishedRun:
     """A run without failures. It has one engine, since these take longest to start."""
     return run_under({**PLAN, "micro_batch_tokens": MICRO_BATCH_TOKENS}, directory, [], "Disaggregated", ranks=ranks)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return whole_run(tmp_path_factory.mktemp("whole"), ranks=2)
 
 
 @pytest.fixture(scope="module")
-def whole_of_four(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole_of_four(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return whole_run(tmp_path_factory.mktemp("whole_of_four"), ranks=4)
 
 
-def remedies(run: Run) -> list[tuple[str, str]]:
+def remedies(run: FinishedRun) -> list[tuple[str, str]]:
     """The setting and the level of each change of the plan."""
     return [(change["remedy"]["setting"], change["level"]) for change in plan_changes(run)]
 
 
-def starts(run: Run) -> dict[str, int]:
+def starts(run: FinishedRun) -> dict[str, int]:
     """Number of starts of each process, by its name."""
     logs = sorted((run.output / "logs").glob("*-[0-3].log"))
     return {log.stem: log.read_text().count(f"{log.stem} starts as process") for log in logs}
 
 
-def assert_same_bits(run: Run, whole: Run) -> None:
+def assert_same_bits(run: FinishedRun, whole: FinishedRun) -> None:
     changes = [change["remedy"] for change in plan_changes(run)]
     tokens = [int(change["after"]) for change in changes if change["setting"] == "microBatchTokens"]
     assert tokens[-1] == MICRO_BATCH_TOKENS
@@ -125,7 +125,7 @@ def assert_same_bits(run: Run, whole: Run) -> None:
     assert_same_weights(run, whole)
 
 
-def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, tmp_path: Path) -> None:
+def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: FinishedRun, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", COLOCATED_FAULTS)
     assert len(injected(failed)) == len(COLOCATED_FAULTS)
     assert [step["step"] for step in failed.steps] == [1, 2, 3, 4]
@@ -140,7 +140,7 @@ def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Run, t
 
 
 @pytest.mark.long
-def test_two_ranks_with_separate_engines_give_the_same_bits(whole: Run, tmp_path: Path) -> None:
+def test_two_ranks_with_separate_engines_give_the_same_bits(whole: FinishedRun, tmp_path: Path) -> None:
     failed = run_under(PLAN, tmp_path / "failed", APART_FAULTS, "Disaggregated", engines=2)
     assert len(injected(failed)) == len(APART_FAULTS)
     assert len(failed.attempts) == 2, "only the lost rank costs an attempt"
@@ -157,7 +157,7 @@ def test_two_ranks_with_separate_engines_give_the_same_bits(whole: Run, tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize(("topology", "engines"), [("Colocated", 4), ("Disaggregated", 1)])
 def test_four_ranks_that_fail_in_every_phase_learn_the_same_bits(
-    whole_of_four: Run, tmp_path: Path, topology: Topology, engines: int
+    whole_of_four: FinishedRun, tmp_path: Path, topology: Topology, engines: int
 ) -> None:
     last_engine = {"class": "KVCacheOversized", "step": 2, "rank": engines - 1}
     faults = [
@@ -189,7 +189,7 @@ GROWING_JOB: dict[str, dict[str, Any]] = {
 GROWING_FAULT = {"class": "OptimizerState", "phase": "update", "step": 4}
 
 
-def growing_run(directory: Path, faults: list[Fault]) -> Run:
+def growing_run(directory: Path, faults: list[Fault]) -> FinishedRun:
     directory.mkdir()
     injection = {"enabled": bool(faults), "faults": faults}
     return completed_run(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.exit_codes import ExitCode
-from rljob_testing.runs import COLD, Run, rljob_run, write_manifest
+from rljob_testing.runs import COLD, FinishedRun, rljob_run, write_manifest
 from tests.integration.compared_runs import (
     LARGE_MODEL,
     ROOMY_PLAN,
@@ -36,23 +36,23 @@ JOB: dict[str, dict[str, Any]] = {
 SAME_MICRO_BATCHES = {"memory": {"microBatchTokens": ROOMY_PLAN["micro_batch_tokens"]}}
 
 
-def run_with(directory: Path, manifest: Path, *faults: str, **plan: object) -> Run:
+def run_with(directory: Path, manifest: Path, *faults: str, **plan: object) -> FinishedRun:
     (directory / "plan.json").write_text(json.dumps(ROOMY_PLAN | plan))
     options = [f"--fault={fault}" for fault in faults]
     return completed_run(manifest, directory / "run", "--plan", directory / "plan.json", *options)
 
 
 @pytest.fixture(scope="module")
-def without_failure(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def without_failure(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     directory = tmp_path_factory.mktemp("whole")
     return run_with(directory, write_manifest(directory / "job.yaml", **JOB))
 
 
-def rewards(run: Run) -> list[tuple[int, float]]:
+def rewards(run: FinishedRun) -> list[tuple[int, float]]:
     return [(step["step"], step["reward"]["mean"]) for step in run.steps]
 
 
-def test_with_the_same_micro_batches_failures_change_not_a_bit(without_failure: Run, tmp_path: Path) -> None:
+def test_with_the_same_micro_batches_failures_change_not_a_bit(without_failure: FinishedRun, tmp_path: Path) -> None:
     """Nor do weights that are in host memory while the engine generates, fails and starts again."""
     manifest = write_manifest(tmp_path / "job.yaml", **JOB, **SAME_MICRO_BATCHES)
     faults = [
@@ -75,7 +75,7 @@ def test_with_the_same_micro_batches_failures_change_not_a_bit(without_failure: 
 
 
 @pytest.mark.long
-def test_separate_engines_give_the_same_bits_after_every_failure(without_failure: Run, tmp_path: Path) -> None:
+def test_separate_engines_give_the_same_bits_after_every_failure(without_failure: FinishedRun, tmp_path: Path) -> None:
     manifest = disaggregated_manifest(tmp_path / "job.yaml", **JOB, **SAME_MICRO_BATCHES)
     faults = [
         "KVCacheOversized@rollout:2",
@@ -100,7 +100,9 @@ def test_separate_engines_give_the_same_bits_after_every_failure(without_failure
         assert step["metrics"]["loss"] == same_step["metrics"]["loss"]
 
 
-def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(without_failure: Run, tmp_path: Path) -> None:
+def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(
+    without_failure: FinishedRun, tmp_path: Path
+) -> None:
     # Without a checkpoint in between: while one is being written, the deadline is later.
     changes = {
         "checkpoint": {"everySteps": STEPS},

@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_testing.patience import wait_for_end
-from rljob_testing.runs import Run, rljob_run, start_rljob, write_manifest
+from rljob_testing.runs import FinishedRun, rljob_run, start_rljob, write_manifest
 from tests.integration.compared_runs import (
     MORE_STEPS_THAN_NEEDED,
     assert_same_end,
@@ -36,7 +36,7 @@ def manifest_of(directory: Path, steps: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A run that was stopped in every way, and then completed."""
     directory = tmp_path_factory.mktemp("stopped")
     endless, output = manifest_of(directory, MORE_STEPS_THAN_NEEDED), directory / "run"
@@ -56,18 +56,20 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(stopped: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of as many steps."""
+def uninterrupted(stopped: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run of as many steps, without a stop."""
     directory = tmp_path_factory.mktemp("uninterrupted")
     return completed_run(manifest_of(directory, len(stopped.steps)), directory / "run")
 
 
 @pytest.fixture
-def manifest(uninterrupted: Run, tmp_path: Path) -> Path:
+def manifest(uninterrupted: FinishedRun, tmp_path: Path) -> Path:
     return manifest_of(tmp_path, len(uninterrupted.steps))
 
 
-def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(stopped: Run, uninterrupted: Run) -> None:
+def test_a_run_stopped_in_every_way_ends_with_the_same_weights_and_rewards(
+    stopped: FinishedRun, uninterrupted: FinishedRun
+) -> None:
     assert [step["step"] for step in stopped.steps] == list(range(1, len(stopped.steps) + 1))
     assert len(stopped.attempts) == 5
     assert_same_end(stopped, uninterrupted)
@@ -87,7 +89,9 @@ def corrupt_newest_checkpoint(output: Path) -> int:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 @pytest.mark.parametrize("size", ["600k", pytest.param("3500k", marks=pytest.mark.long)])
-def test_a_disk_that_fills_up_loses_nothing(manifest: Path, uninterrupted: Run, tmp_path: Path, size: str) -> None:
+def test_a_disk_that_fills_up_loses_nothing(
+    manifest: Path, uninterrupted: FinishedRun, tmp_path: Path, size: str
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
@@ -122,7 +126,9 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     assert any(text in line for line in process.stdout), f"expected a line with {text!r}, found the end"
 
 
-def test_a_finished_run_started_again_reports_it_and_changes_nothing(manifest: Path, uninterrupted: Run) -> None:
+def test_a_finished_run_started_again_reports_it_and_changes_nothing(
+    manifest: Path, uninterrupted: FinishedRun
+) -> None:
     before = (uninterrupted.output / "ledger.jsonl").read_bytes()
     again = rljob_run(manifest, uninterrupted.output)
     assert again.exit_code == ExitCode.COMPLETE

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import yaml
 
-from rljob_testing.runs import Run
+from rljob_testing.runs import FinishedRun
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.compared_runs import (
@@ -54,7 +54,7 @@ def journal(output: Path) -> list[RolloutBatch]:
     return [RolloutBatch.load(path) for path in sorted((output / "journal").glob("step-*.npz"))]
 
 
-def stale_run(directory: Path, checkpoint: dict[str, int], *faults: str) -> Run:
+def stale_run(directory: Path, checkpoint: dict[str, int], *faults: str) -> FinishedRun:
     directory.mkdir()
     manifest = disaggregated_manifest(directory / "job.yaml", **STALE_JOB, checkpoint=checkpoint)
     (directory / "plan.json").write_text(json.dumps(ROOMY_PLAN))
@@ -63,18 +63,18 @@ def stale_run(directory: Path, checkpoint: dict[str, int], *faults: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def stale(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def stale(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return stale_run(tmp_path_factory.mktemp("stale") / "whole", KEPT)
 
 
-def test_each_step_is_generated_with_the_weights_of_two_steps_before(stale: Run, tmp_path: Path) -> None:
+def test_each_step_is_generated_with_the_weights_of_two_steps_before(stale: FinishedRun, tmp_path: Path) -> None:
     versions = [batch.weights_version for batch in journal(stale.output)]
     assert versions == [max(step - 2, 0) for step in range(1, STEPS + 1)]
     assert_recorded_weights_generated_every_token(recomputed(stale.output, tmp_path))
 
 
 @pytest.mark.long
-def test_failures_in_every_phase_change_no_bit(stale: Run, tmp_path: Path) -> None:
+def test_failures_in_every_phase_change_no_bit(stale: FinishedRun, tmp_path: Path) -> None:
     failed = stale_run(tmp_path / "failed", {"everySteps": 2}, *FAULTS)
     assert len(injected(failed)) == len(FAULTS)
     assert_same_end(failed, stale)
@@ -103,12 +103,12 @@ def partial_manifest(directory: Path, checkpoint: dict[str, int]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     directory = tmp_path_factory.mktemp("uninterrupted")
     return completed_run(partial_manifest(directory, KEPT), directory / "run")
 
 
-def test_unfinished_responses_continue_and_are_counted(uninterrupted: Run) -> None:
+def test_unfinished_responses_continue_and_are_counted(uninterrupted: FinishedRun) -> None:
     responses = [step["metrics"]["continued_responses"] for step in uninterrupted.steps]
     tokens = [step["metrics"]["continued_tokens"] for step in uninterrupted.steps]
     assert responses[:2] == [0, 0], "the first two steps are generated with the initial weights"
@@ -119,13 +119,13 @@ def test_unfinished_responses_continue_and_are_counted(uninterrupted: Run) -> No
     assert uninterrupted.steps[0]["metrics"]["logprob_diff_mean"] < 1e-4
 
 
-def test_each_token_has_the_log_probability_of_its_weights(uninterrupted: Run, tmp_path: Path) -> None:
+def test_each_token_has_the_log_probability_of_its_weights(uninterrupted: FinishedRun, tmp_path: Path) -> None:
     steps = recomputed(uninterrupted.output, tmp_path)
     assert any(len(set(step.versions)) > 1 for step in steps), "no response continued with other weights"
     assert_recorded_weights_generated_every_token(steps)
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(uninterrupted: Run, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(uninterrupted: FinishedRun, tmp_path: Path) -> None:
     output, manifest = tmp_path / "run", partial_manifest(tmp_path, {"everySteps": 4})
     # The next step does not end before the run is stopped.
     code, _ = stop_after(3, "controller", signal.SIGKILL, manifest, output, "--fault=Hang@update:4")

@@ -27,7 +27,7 @@ CUT = "model.layers.1.self_attn.k_proj.weight"
 """A third of a fused layer, after a layer that is loaded whole."""
 
 
-class EngineHost(DisaggregatedEngine):
+class FailingReceiver(DisaggregatedEngine):
     """An engine that can be made to fail while it receives."""
 
     def __init__(self, rank: int, config: RolloutConfig) -> None:
@@ -68,7 +68,7 @@ def start_engine(model_dir: Path, rank: int) -> Any:
     config = RolloutConfig(model_dir, "cpu", "float32", 64, 8, 16 << 20, 8, engine_args={"block_size": 32})
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), "GLOO_SOCKET_IFNAME": "lo"}
     runtime_env = {"env_vars": engine_environment("cpu") | variables}
-    return ray.remote(EngineHost).options(num_cpus=1, runtime_env=runtime_env).remote(rank, config)
+    return ray.remote(FailingReceiver).options(num_cpus=1, runtime_env=runtime_env).remote(rank, config)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rljob_api.memory_failure import Activity
 
 _stack: list[Activity] = []
-"""Of the whole process, not of a thread: in a backward pass, a thread of autograd requests memory."""
+"""Activities of the whole process, not of a thread: in a backward pass, a thread of autograd requests memory."""
 
 
 @contextmanager

@@ -75,6 +75,7 @@ def controller() -> None:
     from rljob_trainer.pods.termination import report_silent_exit
 
     continue_under_init(partial(report_silent_exit, os.environ))
+    # Imported in the child: the init process stays small, and forks before threads exist.
     from rljob_trainer.pods.controller_pod import run_controller
 
     raise typer.Exit(run_controller(os.environ))

@@ -45,6 +45,7 @@ class Machine:
     """Product name of the first GPU; empty without GPUs, or if it is not known."""
 
     def choose_device(self, wanted: Literal["auto", "cpu", "cuda"]) -> Device:
+        """The device to train on. Raises `BadInput` for `cuda` without a GPU."""
         if wanted == "cuda" and not self.gpu_memory_bytes:
             raise BadInput(
                 "expected an NVIDIA GPU (--device cuda), found none; use --device cpu, or check `nvidia-smi`"

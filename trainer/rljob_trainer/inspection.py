@@ -20,7 +20,7 @@ from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
-from rljob_client.validation.suspicious_values import Finding, memory_findings
+from rljob_client.validation.suspicious_values import FieldFinding, memory_findings
 from rljob_memory.model_shape import compute_bytes, shape_in_uri, with_adapters
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import load_tokenizer
@@ -47,7 +47,7 @@ class Inspection:
     """The checks of one job. `report` receives each check that begins, and each finding."""
 
     def __init__(self, job: RLJob, directory: Path, report: Report) -> None:
-        """`directory`: of the task's files and Python modules."""
+        """`directory`: that of the task's files and Python modules."""
         self._spec = job.spec
         self._directory = directory
         self._report = report
@@ -184,7 +184,7 @@ class Inspection:
         if message in self._found:
             return
         self._found.add(message)
-        finding = Finding(severity, field, message)
+        finding = FieldFinding(severity, field, message)
         self._report({"severity": finding.severity, "field": finding.field, "message": finding.message})
 
 

@@ -26,7 +26,7 @@ class Prompt:
     """One prompt of a task."""
 
     index: int
-    """Of the item in the task, from 0."""
+    """Index of the item in the task, from 0."""
 
     token_ids: list[int]
 
@@ -64,7 +64,7 @@ class PartialGroup:
     """The responses to one prompt, finished or not. They have no text yet."""
 
     position: int
-    """Of the prompt in the sequence of all prompts of the job, from 0."""
+    """Position of the prompt in the sequence of all prompts of the job, from 0."""
 
     responses: Sequence[Completion]
 
@@ -126,7 +126,7 @@ class RolloutBatch:
 
     @property
     def continued(self) -> list[int]:
-        """For each completion that was continued with other weights, its number of tokens before that."""
+        """Number of tokens before the change of weights, for each completion that was continued with other weights."""
         last = [(versions, versions[-1]) for versions in self.token_versions if len(versions)]
         earlier = [int(np.count_nonzero(versions != final)) for versions, final in last]
         return [tokens for tokens in earlier if tokens]

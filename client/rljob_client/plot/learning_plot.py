@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rljob_client.plot.style import FAILURE_COLOUR, INK, MUTED, Values, dot_size, grid_figure, merge_lines, step_axis
+from rljob_client.plot.style import FAILURE_COLOR, INK, MUTED, Values, dot_size, grid_figure, merge_lines, step_axis
 from rljob_client.run_directory.records import StepRecord
 
-_LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73")
+_LINE_COLORS = ("#0072b2", "#d55e00", "#009e73")
 _SMALLEST_RANGE = 0.02
-"""Of an axis, relative to its values: rounding errors must not fill it."""
+"""Smallest range of an axis, as a share of its values: rounding errors must not fill it."""
 _SMALL_SHARE = 0.2
 _SHARE = "share"
 
@@ -75,13 +75,13 @@ def _lines(labels: Mapping[str, str], of_steps: Sequence[Mapping[str, float]]) -
 
 def _draw_lines(axes: Axes, lines: Mapping[str, Values], numbers: Values, *, is_share: bool) -> None:
     bad = np.logical_or.reduce([np.isinf(values) for values in lines.values()])
-    axes.plot(numbers[bad], np.full(bad.sum(), 0.04), "x", color=FAILURE_COLOUR, transform=axes.get_xaxis_transform())
+    axes.plot(numbers[bad], np.full(bad.sum(), 0.04), "x", color=FAILURE_COLOR, transform=axes.get_xaxis_transform())
     finite = {label: np.where(np.isinf(values), np.nan, values) for label, values in lines.items()}
     low, high = _range(np.concatenate(list(finite.values())), is_share)
     merged = merge_lines(finite, 0.005 * (high - low))
     dot = dot_size(len(numbers)) / 1.5
-    for (labels, values), colour in zip(merged, _LINE_COLOURS, strict=False):
-        axes.plot(numbers, values, "-o", color=colour, linewidth=1.2, markersize=dot, label=", ".join(labels))
+    for (labels, values), color in zip(merged, _LINE_COLORS, strict=False):
+        axes.plot(numbers, values, "-o", color=color, linewidth=1.2, markersize=dot, label=", ".join(labels))
     if len(lines) > 1:
         axes.legend(loc="upper left", fontsize=9, frameon=False, labelcolor=MUTED, handlelength=1.2, borderaxespad=0.1)
     above = 0.05 + (0.18 * len(merged) if len(lines) > 1 else 0)

@@ -20,7 +20,7 @@ from rljob_client.plot.style import (
     draw_limit,
     label_right,
     merge_lines,
-    phase_colour,
+    phase_color,
     step_axis,
     titled_figure,
 )
@@ -34,7 +34,7 @@ _COUNTED = {
     "host": "resident host memory of one process",
 }
 _SAME_LINE = 0.005
-"""Of the height of the axis."""
+"""Distance below which two lines look like one, as a share of the axis's height."""
 _LABEL_WIDTH = 16
 
 
@@ -69,20 +69,20 @@ def _draw_role(axes: Axes, phases: dict[str, dict[int, int]]) -> None:
     }
     labels = []
     for names, gib in merge_lines(lines, _SAME_LINE * axes.get_ylim()[1]):
-        colour = phase_colour(names[0]) if len(names) == 1 else MUTED
+        color = phase_color(names[0]) if len(names) == 1 else MUTED
         measured = np.isfinite(gib)  # a checkpoint is not in every step
         points = int(measured.sum())
         axes.plot(
             np.array(steps)[measured],
             gib[measured],
-            color=colour,
+            color=color,
             linewidth=2,
             marker="o" if points == 1 else None,  # a lone step has no line
             clip_on=False,
         )
         latest = float(gib[measured][-1])
         label = textwrap.fill(", ".join(names), _LABEL_WIDTH)
-        labels.append((f"{label}  {_shown(latest)}", latest, colour))
+        labels.append((f"{label}  {_shown(latest)}", latest, color))
     step_axis(axes, steps[0], steps[-1])
     label_right(axes, labels)
 
@@ -115,7 +115,7 @@ class MemoryPeaks:
 def memory_peaks(directory: Path, steps: Sequence[StepRecord]) -> MemoryPeaks:
     """The highest sample of each role, phase and step over its ranks and micro-batches.
 
-    `directory`: of the logs `<role>-<rank>.jsonl`. If they hold nothing, the peaks of the committed `steps` count.
+    `directory`: that of the logs `<role>-<rank>.jsonl`. If they hold nothing, the peaks of the committed `steps` count.
     """
     samples = list(logged_samples(directory))
     if not samples:

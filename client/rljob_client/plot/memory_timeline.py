@@ -21,10 +21,10 @@ class Level:
     """Memory of one process, in bytes."""
 
     in_use: int = 0
-    """In tensors; without a GPU, resident."""
+    """Bytes in tensors; without a GPU, resident bytes."""
 
     held: int = 0
-    """With the allocator's cache."""
+    """Bytes in tensors and in the allocator's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Moment:
     phase: str
 
     levels: dict[str, Level]
-    """By role. Within a phase, the highest so far."""
+    """Level by role. Within a phase, the highest so far."""
 
     others: int = 0
     """GPU memory of all other processes, in bytes."""
@@ -66,7 +66,7 @@ class Timeline:
     rank: int
 
     roles: tuple[str, ...]
-    """In the order in which they are stacked."""
+    """Roles, in the order in which they are stacked."""
 
     moments: tuple[Moment, ...]
     """In order of time."""
@@ -168,7 +168,8 @@ def _of_rank(rank: int, samples: Sequence[tuple[str, MemorySample]], attempts: S
 
 
 _EXIT_SECONDS = 10.0
-"""Between the last sample of a process and its end, which is not logged. A run may pause for days after it."""
+"""Assumed seconds between the last sample of a process and its end, which is not logged. A run may pause for days
+then."""
 
 
 def _end_before(attempt: float, samples: Sequence[tuple[str, MemorySample]]) -> float:

@@ -12,7 +12,7 @@ from rljob_client.plot.style import Values, dot_size, label_right, step_axis, ti
 from rljob_client.run_directory.records import StepRecord
 from rljob_client.run_directory.reward_trend import RewardTrend, reward_text, reward_trend, window_steps
 
-_COLOUR = "#0072b2"
+_COLOR = "#0072b2"
 _LONGEST_WINDOW_STEPS = 51
 
 
@@ -38,13 +38,13 @@ def draw_reward(steps: Sequence[StepRecord]) -> Figure | None:
     )
     edges = band(smooth, running_mean(std, window), low.min(), high.max())
     if len(finite) == 1:  # an area needs two steps
-        axes.vlines(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=12)
-    axes.fill_between(numbers, *edges, color=_COLOUR, alpha=0.12, linewidth=0)
-    axes.plot(numbers, mean, "o", color=_COLOUR, alpha=0.45, markersize=dot_size(len(finite)), markeredgewidth=0)
-    axes.plot(numbers, smooth, color=_COLOUR, linewidth=2.4)
+        axes.vlines(numbers, *edges, color=_COLOR, alpha=0.12, linewidth=12)
+    axes.fill_between(numbers, *edges, color=_COLOR, alpha=0.12, linewidth=0)
+    axes.plot(numbers, mean, "o", color=_COLOR, alpha=0.45, markersize=dot_size(len(finite)), markeredgewidth=0)
+    axes.plot(numbers, smooth, color=_COLOR, linewidth=2.4)
     step_axis(axes, steps[0].step, steps[-1].step)
     axes.set_ylabel("reward")
-    label_right(axes, [(reward_text(trend.last), trend.last, _COLOUR)])
+    label_right(axes, [(reward_text(trend.last), trend.last, _COLOR)])
     return figure
 
 
@@ -63,7 +63,7 @@ def running_mean(values: Values, window: int) -> Values:
 
 
 def band(mean: Values, std: Values, low: float, high: float) -> tuple[Values, Values]:
-    """Mean ± std, limited to the lowest and highest reward."""
+    """Mean ± std, limited to the lowest and highest reward. [steps], [steps] → lower and upper bound, [steps] each."""
     return np.maximum(mean - std, low), np.minimum(mean + std, high)
 
 

@@ -1,4 +1,4 @@
-"""Common style of the plots: colours, fonts, frames, and labels next to the lines instead of legends."""
+"""Common style of the plots: colors, fonts, frames, and labels next to the lines instead of legends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 INK = "#1f2933"
 MUTED = "#66727f"
 GRID = "#e4e7eb"
-FAILURE_COLOUR = "#b00020"
+FAILURE_COLOR = "#b00020"
 
-PHASE_COLOURS = {
+PHASE_COLORS = {
     "rollout": "#0072b2",
     "reward": "#cc79a7",
     "update": "#d55e00",
@@ -25,8 +25,8 @@ PHASE_COLOURS = {
     "checkpoint": "#e0a100",
     "load": "#56b4e9",
 }
-"""Distinguishable with colour blindness. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
-OTHER_COLOUR = "#8a949e"
+"""Distinguishable with color blindness. Source: Okabe and Ito, Color Universal Design (2008); yellow darkened."""
+OTHER_COLOR = "#8a949e"
 GIB = 2**30
 
 Values = npt.NDArray[np.float64]
@@ -63,8 +63,8 @@ STYLE: dict[str, Any] = {
 }
 
 
-def phase_colour(phase: str) -> str:
-    return PHASE_COLOURS.get(phase, OTHER_COLOUR)
+def phase_color(phase: str) -> str:
+    return PHASE_COLORS.get(phase, OTHER_COLOR)
 
 
 def titled_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -100,7 +100,7 @@ def _figure(
 
 
 def merge_lines(lines: Mapping[str, Values], tolerance: float) -> list[tuple[list[str], Values]]:
-    """The lines, [steps] with NaN for a step without a value. Those that nobody could tell apart are one line.
+    """The lines, [steps] with NaN for a step without a value. Lines that look the same are drawn as one.
 
     They differ by at most `tolerance` at every step that both have, and in their latest values. Returns the names and
     the values of each line.
@@ -123,7 +123,7 @@ def _latest(values: Values) -> float:
 
 
 def dot_size(steps: int) -> float:
-    """In points: large for ten steps, small for thousands."""
+    """Size of a dot in points: large for ten steps, small for thousands."""
     return float(np.clip(28 / np.sqrt(steps), 1.5, 5.5))
 
 
@@ -135,12 +135,12 @@ def step_axis(axes: Axes, first: int, last: int, most_ticks: int = 8) -> None:
 
 
 def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
-    """Write each `(text, y, colour)` right of the axes at height `y`, moved apart if they would overlap."""
+    """Write each `(text, y, color)` right of the axes at height `y`, moved apart if they would overlap."""
     lines = max((text.count("\n") + 1 for text, _, _ in labels), default=1)
     bottom, top = axes.get_ylim()
     height_points = axes.get_position().height * axes.figure.get_figheight() * 72  # type: ignore[union-attr]
     spacing = 14 * lines / height_points * (top - bottom)
-    for (text, _, colour), y in zip(labels, spread([y for _, y, _ in labels], spacing, bottom, top), strict=True):
+    for (text, _, color), y in zip(labels, spread([y for _, y, _ in labels], spacing, bottom, top), strict=True):
         axes.annotate(
             text,
             xy=(1, y),
@@ -148,7 +148,7 @@ def label_right(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
             xytext=(7, 0),
             textcoords="offset points",
             va="center",
-            color=colour,
+            color=color,
             fontsize=10.5,
             annotation_clip=False,
         )

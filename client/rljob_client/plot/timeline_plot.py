@@ -14,32 +14,37 @@ from matplotlib.patches import Patch
 
 from rljob_client.plot.memory_timeline import Band, Moment, Timeline
 from rljob_client.plot.style import (
-    FAILURE_COLOUR,
+    FAILURE_COLOR,
     GIB,
     INK,
     MUTED,
-    OTHER_COLOUR,
-    PHASE_COLOURS,
+    OTHER_COLOR,
+    PHASE_COLORS,
     Values,
     draw_limit,
     label_right,
-    phase_colour,
+    phase_color,
     stacked_figure,
 )
 
 _COLUMNS = 900
-ROLE_COLOURS = {"policy": "#6a51a3", "rollout": "#8c6d31"}
-"""None of them is the colour of a phase."""
+"""Intervals of the time axis for which memory is drawn."""
+ROLE_COLORS = {"policy": "#6a51a3", "rollout": "#8c6d31"}
+"""None of them is the color of a phase."""
 _CLOSE_UP_STEPS = 3
 _FEW_STEPS = 6
 """A run of at most this many steps needs no close-up."""
 _WORTH_A_LABEL = 0.015
+"""Share of the plot's height from which a layer gets a label."""
 _STRIP_BOTTOM = 0.955
+"""Lower edge of the strip of phases, as a share of the plot's height."""
 _MOST_BANDS = 200
-"""More would not be legible one by one."""
+"""Bands that the strip draws one by one. More would not be legible."""
 _STRIP_COLUMNS = 100
+"""Intervals of the strip if it has more than `_MOST_BANDS` bands."""
 _TICK_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 _TICK_ROOM = 0.045
+"""Smallest distance between two step numbers, as a share of the plot's width."""
 _LEGEND: dict[str, Any] = {
     "frameon": False,
     "borderaxespad": 0.2,
@@ -69,7 +74,7 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     name: str
-    colour: str
+    color: str
     alpha: float
     gib: Values
 
@@ -137,10 +142,10 @@ def _draw_layers(axes: Axes, columns: Sequence[Moment], roles: Sequence[str], ed
     labels = []
     for layer in layers:
         base, top = top, top + layer.gib
-        axes.stairs(top, edges, baseline=base, fill=True, color=layer.colour, alpha=layer.alpha, linewidth=0)
+        axes.stairs(top, edges, baseline=base, fill=True, color=layer.color, alpha=layer.alpha, linewidth=0)
         highest = float(layer.gib.max())
         if highest >= _WORTH_A_LABEL * axes.get_ylim()[1]:
-            labels.append((f"{layer.name}  {_shown(highest)}", float(base[-1] + layer.gib[-1] / 2), layer.colour))
+            labels.append((f"{layer.name}  {_shown(highest)}", float(base[-1] + layer.gib[-1] / 2), layer.color))
     label_right(axes, labels)
 
 
@@ -151,10 +156,10 @@ def _layers(columns: Sequence[Moment], roles: Sequence[str]) -> list[_Layer]:
         levels = [column.levels.get(role) for column in columns]
         in_use = np.array([level.in_use if level else 0 for level in levels]) / GIB
         cached = np.array([level.held - level.in_use if level else 0 for level in levels]) / GIB
-        colour = ROLE_COLOURS.get(role, OTHER_COLOUR)
-        layers += [_Layer(role, colour, 0.85, in_use), _Layer(f"{role}, cached", colour, 0.35, cached)]
+        color = ROLE_COLORS.get(role, OTHER_COLOR)
+        layers += [_Layer(role, color, 0.85, in_use), _Layer(f"{role}, cached", color, 0.35, cached)]
     others = np.array([column.others for column in columns]) / GIB
-    return [layer for layer in [*layers, _Layer("others", OTHER_COLOUR, 0.6, others)] if layer.gib.any()]
+    return [layer for layer in [*layers, _Layer("others", OTHER_COLOR, 0.6, others)] if layer.gib.any()]
 
 
 def _draw_strip(axes: Axes, bands: Sequence[Band], time: TimeAxis, edges: Values) -> None:
@@ -164,17 +169,17 @@ def _draw_strip(axes: Axes, bands: Sequence[Band], time: TimeAxis, edges: Values
         edges = np.linspace(*axes.get_xlim(), _STRIP_COLUMNS + 1)
     times = time.times_at(edges)
     _step_ticks(axes, shown, time)
-    phases = sorted({band.phase for band in shown}, key=[*PHASE_COLOURS, *(band.phase for band in shown)].index)
+    phases = sorted({band.phase for band in shown}, key=[*PHASE_COLORS, *(band.phase for band in shown)].index)
     shares = [phase_shares(shown, phase, times) for phase in phases]
     # Phases may overlap: with stale rollouts, one step is generated while another is learned from.
     whole = np.maximum(1.0, np.sum(shares, axis=0))
     top = np.full(len(edges) - 1, _STRIP_BOTTOM)
     for phase, share in zip(phases, shares, strict=True):
         base, top = top, top + (1 - _STRIP_BOTTOM) * share / whole
-        colour, transform = phase_colour(phase), axes.get_xaxis_transform()
-        axes.stairs(top, edges, baseline=base, fill=True, color=colour, linewidth=0, transform=transform)
+        color, transform = phase_color(phase), axes.get_xaxis_transform()
+        axes.stairs(top, edges, baseline=base, fill=True, color=color, linewidth=0, transform=transform)
     axes.legend(
-        handles=[Patch(color=phase_colour(phase), label=phase) for phase in phases],
+        handles=[Patch(color=phase_color(phase), label=phase) for phase in phases],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         ncols=max(1, len(phases)),
@@ -241,11 +246,11 @@ def _draw_marks(axes: Axes, time: TimeAxis, marks: Sequence[Mark], height: float
     """Draw failures as crosses and preventive changes as triangles, with their texts below each other."""
     begin, end = axes.get_xlim()
     for number, mark in enumerate(marks):
-        colour = FAILURE_COLOUR if mark.failure else INK
+        color = FAILURE_COLOR if mark.failure else INK
         x = float(time.at(mark.time))
         y = height * (0.8 - 0.07 * (number % 4))
-        axes.axvline(x, color=colour, linewidth=1, alpha=0.7)
-        axes.plot([x], [y], marker="X" if mark.failure else "v", color=colour, markersize=8, clip_on=False)
+        axes.axvline(x, color=color, linewidth=1, alpha=0.7)
+        axes.plot([x], [y], marker="X" if mark.failure else "v", color=color, markersize=8, clip_on=False)
         on_the_left = x > (begin + end) / 2
         axes.annotate(
             mark.text,
@@ -254,14 +259,14 @@ def _draw_marks(axes: Axes, time: TimeAxis, marks: Sequence[Mark], height: float
             textcoords="offset points",
             ha="right" if on_the_left else "left",
             va="center",
-            color=colour,
+            color=color,
             fontsize=9.5,
             bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5},
         )
 
 
 _LONGEST_GAP = 0.06
-"""Of the time of the steps."""
+"""Share of the seconds of all steps: a longer gap is drawn with this length."""
 
 Interval = tuple[float, float]
 
@@ -271,10 +276,10 @@ class TimeAxis:
     """Maps times to positions on the axis. Both are in seconds and differ only by the shortened gaps."""
 
     times: Sequence[float]
-    """At which a gap begins or ends; the first and the last are those of the timeline."""
+    """Times at which a gap begins or ends, with the beginning and the end of the timeline."""
 
     positions: Sequence[float]
-    """On the axis, of `times`."""
+    """Position on the axis of each of `times`."""
 
     gaps: Sequence[Interval]
     """Times without a step that are shortened."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from rljob_client.plot.style import MUTED, label_right, phase_colour, step_axis, titled_figure
+from rljob_client.plot.style import MUTED, label_right, phase_color, step_axis, titled_figure
 from rljob_client.run_directory.records import PHASES, StepRecord
 
 _BETWEEN = "between phases"
@@ -35,7 +35,7 @@ def draw_timing(steps: Sequence[StepRecord]) -> Figure:
     top = np.zeros(len(edges) - 1)
     for phase, values in seconds.items():
         base, top = top, top + np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-        axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_colour(phase))
+        axes.stairs(top, steps[0].step - 0.5 + edges, baseline=base, fill=True, color=phase_color(phase))
     step_axis(axes, steps[0].step, steps[-1].step)
     height = axis_height(top)
     axes.set_ylim(0, height)
@@ -57,13 +57,17 @@ def seconds_by_phase(steps: Sequence[StepRecord]) -> dict[str, Values]:
 
 
 def bar_edges(steps: int) -> npt.NDArray[np.intp]:
-    """Start of each bar, and end of the last. Each bar is one step, or the mean of several if there are many."""
+    """Start of each bar, and end of the last: [bars + 1]. A bar is one step, or the mean of several if there are
+    many."""
     width = -(-steps // _MOST_BARS)
     return np.append(np.arange(0, steps, width), steps)
 
 
 def axis_height(tops: Values) -> float:
-    """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others."""
+    """Height of the highest bar, unless a few outliers, such as a first compilation, would flatten all others.
+
+    `tops`: [bars], seconds.
+    """
     highest, usual = float(tops.max()), float(np.quantile(tops, 0.95))
     return 1.05 * (highest if highest < 4 * usual else 2 * usual) or 1.0
 
@@ -72,7 +76,7 @@ _MOST_CUT_MARKED = 3
 
 
 def cut_bars(tops: Values, height: float) -> list[int]:
-    """The highest bars that do not fit into the axis, few enough to mark each."""
+    """The highest bars that do not fit into the axis, few enough to mark each. `tops`: [bars], seconds."""
     highest = np.argsort(-tops, kind="stable")[:_MOST_CUT_MARKED]
     return [int(bar) for bar in highest if tops[bar] > height]
 
@@ -81,6 +85,6 @@ def _labels(means: dict[str, float], step_seconds: float) -> list[tuple[str, flo
     """Labels next to the bar of the mean step, each at the middle of its phase."""
     labels, base = [], 0.0
     for phase, seconds in means.items():
-        labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_colour(phase)))
+        labels.append((f"{phase}  {seconds / step_seconds:.0%}", base + seconds / 2, phase_color(phase)))
         base += seconds
     return labels

@@ -19,7 +19,7 @@ _FULL_BELOW_BYTES = 2**20
 
 @contextmanager
 def writing(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Convert an `OSError` of the block, which writes `path`, to `OutputUnavailable` with cause and advice."""
+    """Raise `OutputUnavailable`, with cause and advice, for an `OSError` of the block, which writes `path`."""
     try:
         yield
     except OSError as error:

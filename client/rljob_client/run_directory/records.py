@@ -43,7 +43,7 @@ class AttemptRecord(_Record):
     """The last committed step at that time; 0: none."""
 
     versions: dict[str, str] = {}
-    """By package."""
+    """Version by package."""
 
     plan: dict[str, Any] = {}
     """The values of the memory plan, including its generation."""
@@ -97,7 +97,7 @@ class PlanChangeRecord(_Record):
     """The changed plan."""
 
     evidence: Evidence | None = None
-    """Of the failure that it responds to; None for a preventive change."""
+    """Evidence of the failure that the change responds to; None for a preventive change."""
 
     seconds: dict[str, float] = {}
     """In the later record, the duration of each part of the recovery, as in `ReadyRecord`. Empty if the recovery took a
@@ -147,7 +147,7 @@ class StepRecord(_Record):
     response: ResponseStatistics
 
     seconds: dict[str, float]
-    """By phase."""
+    """Seconds by phase."""
 
     total_seconds: float = Field(gt=0)
     """Wall time of the step, including the time between phases."""
@@ -156,7 +156,7 @@ class StepRecord(_Record):
     """Prompt and response tokens that the policy processed."""
 
     metrics: dict[str, float] = {}
-    """Of the update: see `UpdateResult`."""
+    """Metrics of the update: see `UpdateResult`."""
 
     memory_bytes: dict[str, dict[str, int]] = {}
     """Peak memory by actor (`policy-0`) and phase."""
@@ -165,7 +165,7 @@ class StepRecord(_Record):
     """Kind of memory. `device`: reserved by torch's allocator on a GPU. `host`: resident memory."""
 
     weights_version: int = Field(ge=0)
-    """Of the weights in the engines after the step."""
+    """Version of the weights in the engines after the step."""
 
     committed_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
@@ -181,7 +181,7 @@ class StepRecord(_Record):
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
-        """By role: the highest peak of its ranks, in any phase."""
+        """Highest peak of a role's ranks in any phase, by role."""
         peaks: dict[str, int] = {}
         for actor, phases in self.memory_bytes.items():
             role = role_of(actor)

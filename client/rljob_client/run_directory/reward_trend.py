@@ -12,7 +12,7 @@ from rljob_client.run_directory.records import RewardStatistics
 
 _LARGEST_WINDOW_STEPS = 5
 _CLEAR_STANDARD_ERRORS = 2.0
-"""Without a trend, 19 of 20 runs differ by less."""
+"""Number of standard errors by which fewer than 1 in 20 runs without a trend differ."""
 
 Verdict = Literal["rose", "fell", "stayed"]
 

@@ -65,7 +65,7 @@ class Summary(_SummaryPart):
     exit_code: int
 
     exit_reason: str
-    """For people."""
+    """Reason in one sentence."""
 
     steps: int
     """Committed steps."""
@@ -156,7 +156,7 @@ def summarize(
         job=job,
         status=_status(exit_code),
         exit_code=exit_code,
-        # A path may have bytes that are no text; as JSON they would fail.
+        # A path may have bytes that are not UTF-8, which JSON cannot contain.
         exit_reason=(exit_reason or exit_code.meaning).encode("utf-8", "backslashreplace").decode(),
         steps=len(steps),
         total_steps=total_steps,
@@ -225,7 +225,7 @@ def _predicted(records: Sequence[LedgerRecord]) -> Budget | None:
 
 
 _IN_BUDGET: dict[str, tuple[Owner, Phase]] = {"policy": ("policy", "update"), "rollout": ("engine", "rollout")}
-"""Owner and phase of the memory that a role's peak is measured of."""
+"""Owner and phase of the predicted memory with which a role's peak is compared."""
 
 
 def _peak_memory(steps: Sequence[StepRecord], predicted: Budget | None) -> dict[str, PeakMemory]:

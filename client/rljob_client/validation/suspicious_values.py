@@ -45,7 +45,7 @@ _POD_FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FieldFinding:
     """A finding about a field of a valid manifest."""
 
     severity: Severity
@@ -58,7 +58,7 @@ class Finding:
     message: str
 
 
-def suspicious_values(job: RLJob, data: dict[str, Any]) -> Iterator[Finding]:
+def suspicious_values(job: RLJob, data: dict[str, Any]) -> Iterator[FieldFinding]:
     """Warnings about `job`, parsed from `data`."""
     spec = job.spec
     yield from _absent_values(data["spec"])
@@ -88,12 +88,12 @@ def high_learning_rate(spec: RLJobSpec) -> str | None:
     return f"{rate:g} is high for {'adapters of ' if is_lora else ''}a pretrained model; 1e-6 is the default"
 
 
-def memory_findings(spec: RLJobSpec, shape: ModelShape, device: Literal["cpu", "cuda"]) -> Iterator[Finding]:
+def memory_findings(spec: RLJobSpec, shape: ModelShape, device: Literal["cpu", "cuda"]) -> Iterator[FieldFinding]:
     """The prediction for the job's pods, and the limits and sizes that are below it."""
     prediction = predicted_budget(spec, shape, device)
     if shape.parameters >= _SMALLEST_PRETRAINED:  # a smaller job fits everywhere
         place = "a GPU" if device == "cuda" else "CPUs"
-        yield Finding("note", ("spec", "policy"), f"predicted on {place}: {summary(prediction, spec, shape)}")
+        yield FieldFinding("note", ("spec", "policy"), f"predicted on {place}: {summary(prediction, spec, shape)}")
         if (message := high_learning_rate(spec)) is not None:
             yield _warning(("algorithm", "learningRate"), message)
     for role, message in low_limits(spec, prediction):
@@ -102,11 +102,11 @@ def memory_findings(spec: RLJobSpec, shape: ModelShape, device: Literal["cpu", "
         yield _warning(("checkpoint", "size"), too_small)
 
 
-def _warning(field: Path, message: str) -> Finding:
-    return Finding("warning", ("spec", *field), message)
+def _warning(field: Path, message: str) -> FieldFinding:
+    return FieldFinding("warning", ("spec", *field), message)
 
 
-def _absent_values(data: Any, path: Path = ()) -> Iterator[Finding]:
+def _absent_values(data: Any, path: Path = ()) -> Iterator[FieldFinding]:
     """Fields of the API that are written without a value."""
     for name, value in data.items() if isinstance(data, dict) else ():
         schema = schema_of(".".join(map(str, (*path, name))))
@@ -117,14 +117,14 @@ def _absent_values(data: Any, path: Path = ()) -> Iterator[Finding]:
             yield from _absent_values(value, (*path, name))
 
 
-def _small_amounts(spec: dict[str, Any]) -> Iterator[Finding]:
+def _small_amounts(spec: dict[str, Any]) -> Iterator[FieldFinding]:
     for field in _AMOUNTS:
         found = str((spec.get(field[0]) or {}).get(field[1]))
         if re.fullmatch(r"[0-9.]+", found) and float(found) < _MIB:
             yield _warning(field, f"{found} without a unit is a number of bytes; did you mean {found}Gi?")
 
 
-def _batches(spec: RLJobSpec) -> Iterator[Finding]:
+def _batches(spec: RLJobSpec) -> Iterator[FieldFinding]:
     algorithm, micro_batch = spec.algorithm, spec.memory.micro_batch_tokens
     sequence = algorithm.max_prompt_tokens + algorithm.max_response_tokens
     step = algorithm.prompts_per_step * algorithm.group_size
@@ -153,7 +153,7 @@ def _batches(spec: RLJobSpec) -> Iterator[Finding]:
         yield _warning(("rollout", "maxConcurrentSequences"), message)
 
 
-def _secrets_in_plain_text(spec: RLJobSpec) -> Iterator[Finding]:
+def _secrets_in_plain_text(spec: RLJobSpec) -> Iterator[FieldFinding]:
     for index, variable in enumerate(spec.env or ()):
         if variable.value and _SECRET_NAME.search(variable.name):
             message = (
@@ -163,7 +163,7 @@ def _secrets_in_plain_text(spec: RLJobSpec) -> Iterator[Finding]:
             yield _warning(("env", index, "value"), message)
 
 
-def _unknown_pod_fields(spec: dict[str, Any]) -> Iterator[Finding]:
+def _unknown_pod_fields(spec: dict[str, Any]) -> Iterator[FieldFinding]:
     for role in ("controller", "policy", "rollout"):
         pod = ((spec.get(role) or {}).get("template") or {}).get("spec") or {}
         for name in pod:

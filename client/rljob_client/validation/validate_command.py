@@ -19,7 +19,7 @@ from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_ma
 from rljob_api.manifest.problems import Checked
 from rljob_api.manifest.unread_fields import unread_fields
 from rljob_api.manifest.yaml_document import Path as FieldPath
-from rljob_client.validation.suspicious_values import Finding, memory_findings, suspicious_values
+from rljob_client.validation.suspicious_values import FieldFinding, memory_findings, suspicious_values
 from rljob_memory.model_shape import compute_bytes, shape_in_uri
 
 _STDIN = "-"
@@ -76,10 +76,10 @@ class Validation:
                 for finding in _other_errors(error.checked, directory):
                     self._show(finding, document)
             return
-        findings: list[Finding] = []
+        findings: list[FieldFinding] = []
         if not self.schema_only:
             data = document.document.data
-            unread = [Finding(*each) for each in unread_fields(job.spec, data["spec"])]
+            unread = [FieldFinding(*each) for each in unread_fields(job.spec, data["spec"])]
             found = [*suspicious_values(job, data), *unread, *inspect_job(job, directory)]
             findings = list(dict.fromkeys(found))
         for finding in findings:
@@ -89,7 +89,7 @@ class Validation:
             counted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
             _print(f"{_place(document)}: valid{counted}")
 
-    def _show(self, finding: Finding, document: ManifestDocument) -> None:
+    def _show(self, finding: FieldFinding, document: ManifestDocument) -> None:
         problem = document.problem(finding.field, finding.message, finding.severity)
         _print(str(problem), error=finding.severity != "note")
         self.unusable |= finding.severity == "error"
@@ -100,7 +100,7 @@ class Validation:
         _print(str(error), error=True)
 
 
-def _other_errors(checked: Checked, directory: Path) -> Iterator[Finding]:
+def _other_errors(checked: Checked, directory: Path) -> Iterator[FieldFinding]:
     """Errors of the job that have nothing to do with its invalid fields."""
     replaced = {path[:2] for path in checked.replaced}
     model, task, trainer = (("spec", name) in replaced for name in ("model", "task", "trainer"))
@@ -108,12 +108,12 @@ def _other_errors(checked: Checked, directory: Path) -> Iterator[Finding]:
         return
     for finding in inspect_job(checked.job, directory):
         of_task = finding.field[:2] == ("spec", "task")
-        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _OF_PROMPTS)
+        depends = (of_task and task) or (not of_task and model) or (task and finding.field[-1] in _PROMPT_FIELDS)
         if finding.severity == "error" and not depends and not _touches(finding.field, checked.replaced):
             yield finding
 
 
-_OF_PROMPTS = ("maxPromptTokens", "maxStaleness")
+_PROMPT_FIELDS = ("maxPromptTokens", "maxStaleness")
 
 
 def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:
@@ -133,14 +133,16 @@ TIMEOUT_SECONDS = 120.0
 """A task with many prompts takes 20 s, a download of a tokenizer seconds."""
 
 
-def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Finding]:
+def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> list[FieldFinding]:
     """The findings about model, data set, reward function and engine arguments.
 
-    `directory`: of the task's files and Python modules.
+    `directory`: that of the task's files and Python modules.
     """
     spec = job.spec
     if spec.trainer is not None:
-        return [Finding("note", ("spec", "trainer"), "another trainer reads model, task and engineArgs: not checked")]
+        return [
+            FieldFinding("note", ("spec", "trainer"), "another trainer reads model, task and engineArgs: not checked")
+        ]
     if find_spec("rljob_trainer") is None:
         return list(_without_trainer(spec))
     text = job.model_dump_json(by_alias=True, exclude_none=True)
@@ -161,9 +163,11 @@ def inspect_job(job: RLJob, directory: Path, timeout_seconds: float = TIMEOUT_SE
         return findings_in(results, f"ended the process of the check with {_end(finished.returncode)}: {last:.300}")
 
 
-def _without_trainer(spec: RLJobSpec) -> Iterator[Finding]:
+def _without_trainer(spec: RLJobSpec) -> Iterator[FieldFinding]:
     """A note, and the prediction for the size of the model in its URI."""
-    yield Finding("note", ("spec",), "rljob-trainer is not installed here: model, task and engineArgs are not checked")
+    yield FieldFinding(
+        "note", ("spec",), "rljob-trainer is not installed here: model, task and engineArgs are not checked"
+    )
     device: Literal["cpu", "cuda"] = "cuda" if spec.policy.gpus_per_replica else "cpu"
     shape = shape_in_uri(spec, compute_bytes(spec, device))
     if shape is not None:
@@ -174,15 +178,17 @@ def _end(returncode: int) -> str:
     return f"exit code {returncode}" if returncode >= 0 else f"the signal {signal.Signals(-returncode).name}"
 
 
-def findings_in(results: Path, interrupted: str | None = None) -> list[Finding]:
+def findings_in(results: Path, interrupted: str | None = None) -> list[FieldFinding]:
     """The findings in the file of an inspection. `interrupted`: message about the check that began last."""
     entries: Sequence[dict[str, Any]] = []
     if results.exists():
         entries = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     found = [
-        Finding(entry["severity"], tuple(entry["field"]), entry["message"]) for entry in entries if "severity" in entry
+        FieldFinding(entry["severity"], tuple(entry["field"]), entry["message"])
+        for entry in entries
+        if "severity" in entry
     ]
     if interrupted is not None:
         last = next((entry for entry in reversed(entries) if "check" in entry), {"check": "the job", "field": ["spec"]})
-        found.append(Finding("error", tuple(last["field"]), f"{last['check']} {interrupted}"))
+        found.append(FieldFinding("error", tuple(last["field"]), f"{last['check']} {interrupted}"))
     return found

@@ -82,7 +82,7 @@ OPTION_NAMES: dict[str, str] = {
         "adv_estimator advantage_estimator"
     ),
     "spec.algorithm.scaleAdvantages": "scale_rewards norm_adv_by_std_in_grpo grpo_norm_by_std",
-    "only the ratio of a token is supported (no GSPO): remove it": "importance_sampling_level",
+    "only ratios of single tokens are supported (no GSPO): remove it": "importance_sampling_level",
     "spec.algorithm.importanceSampling.mode": (
         "vllm_importance_sampling_correction vllm_importance_sampling_mode rollout_is use_tis"
     ),
@@ -263,8 +263,8 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "tokentruncate": "Truncate",
         "tokenmask": "Mask",
         "icepop": "Mask",
-        "sequencetruncate": "only the ratio of a token is supported: write Truncate",
-        "sequencemask": "only the ratio of a token is supported: write Mask",
+        "sequencetruncate": "only ratios of single tokens are supported: write Truncate",
+        "sequencemask": "only ratios of single tokens are supported: write Mask",
     },
     "spec.model.dtype": {
         "bf16": "bfloat16",
@@ -345,7 +345,7 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "transformers": "TRL",
     },
 }
-"""Value of RLJob, or a remark (a text with a space), by the field and the `normalized` value in the manifest."""
+"""Value of RLJob, or a remark (a string with a space), by the field and the `normalized` value in the manifest."""
 
 
 def normalized(name: str) -> str:

@@ -29,7 +29,7 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("model.cache", "rljob run ignores it: the environment variable HF_HOME names the cache", ""),
     ("task.name task.args task.reward task.answer task.systemPrompt task.promptTemplate", "", _IN_FILE),
     ("task.chatTemplate task.overlongPrompts task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
-    ("task.files", "rljob run ignores it and looks beside the manifest", ""),
+    ("task.files", "rljob run ignores it and looks next to the manifest", ""),
     ("algorithm.name algorithm.steps algorithm.promptsPerStep algorithm.groupSize algorithm.seed", "", _IN_FILE),
     ("algorithm.updatesPerStep algorithm.learningRate algorithm.warmupSteps algorithm.adamBeta1", "", _IN_FILE),
     ("algorithm.adamBeta2 algorithm.weightDecay algorithm.maxGradNorm algorithm.clipLow", "", _IN_FILE),

@@ -31,7 +31,7 @@ _DEFAULT_FIELDS = {
     "spec.checkpoint.volume": "persistentVolumeClaim",
     "spec.trainer": "image",
 }
-"""Field that is suggested if a text stands in the place of an object."""
+"""Field that is suggested if a string is found where an object is expected."""
 _FUNCTION_PATTERN, _URI_PATTERN, _NAME_PATTERN = "[A-Za-z0-9_.]*:[A-Za-z_]", "(oci|hf|", "[-a-z0-9"
 _SCHEMES = "oci|hf|pvc|file|random"
 _HUB_PAGE = re.compile(
@@ -51,7 +51,7 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
         render = "helm template CHART" if "{{" in template[0] else "envsubst < FILE"
         return f"; {template[0]} is a template that is not rendered: {render} | rljob validate -"
     if isinstance(found, str) and (typographic := re.search("[\u00a0\u2018\u2019\u201c\u201d]", found)):
-        return f"; replace the typographic character U+{ord(typographic[0]):04X} by that of the keyboard"
+        return f"; replace the typographic character U+{ord(typographic[0]):04X} with that of the keyboard"
     values = OPTION_VALUES.get(field, {})
     if not isinstance(found, dict | list) and (known := values.get(normalized(str(found)))):
         return f"; {known if ' ' in known else f'write {known}'}"
@@ -83,7 +83,7 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
 
 
 def _object(field: str, found: str) -> str:
-    """Suggestion for an object that is written as a text."""
+    """Suggestion for an object that is written as a string."""
     name, equals, value = found.partition("=")
     if field == "spec.env" and equals:
         return f"; write {{name: {name}, value: {json.dumps(value)}}}"
@@ -163,7 +163,7 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path | N
             return f"; write {only}"
         if list(found.values()) == [None]:
             return f'; quote it, because YAML reads {{…}} as an object: "{{{next(iter(found))}}}"'
-        return "; an object begins with a name and a colon, or with {: quote a text that has them"
+        return "; an object begins with a name and a colon, or with {: quote a string that contains them"
     if isinstance(found, list):
         return "; only one is supported: write it without a list"
     if not isinstance(found, str):
@@ -194,8 +194,8 @@ def _function(found: str) -> str:
         return "; the name of a module has letters, digits and _ only: rename the file" if function else ""
     if function and not re.fullmatch(r"[A-Za-z_]\w*", function):
         return "; write a function of the module, not of a class" if "." in function else ""
-    beside = f", with {file} in the manifest's directory" if folder and not relative else ""
-    return f"; write {module}:{function or 'FUNCTION'}{beside}"
+    location = f", with {file} in the manifest's directory" if folder and not relative else ""
+    return f"; write {module}:{function or 'FUNCTION'}{location}"
 
 
 def _model_uri(found: str, directory: Path | None) -> str:

@@ -237,12 +237,12 @@ _MISTAKES = (
         r"character '(?P<char>.)'|scanning an (alias|anchor)|undefined alias|tag '(?P<tag>.*)'|block scalar",
         "p",
         r"(^|[:\[,{-]\s*)(?P<first>[%@`*&!|>][^\s,\]}]*)",
-        "{first} cannot begin a text, because its first character has a meaning in YAML: quote the text",
+        "{first} cannot begin a string, because it has a meaning in YAML: quote the string",
     ),
     _Mistake(r"flow mapping", "c", r"", "a {{ that opens here is not closed, or a comma is missing after it"),
     _Mistake(r"flow sequence", "c", r"", "a [ that opens here is not closed, or a comma is missing after it"),
     _Mistake(r"found '(?P<char>[}\]])'", "p", r"", "{char} closes nothing: remove it, or quote the text"),
-    _Mistake(r"unhashable key", "p", r"", "the name of a field must be a text, found an object or a list"),
+    _Mistake(r"unhashable key", "p", r"", "the name of a field must be a string, found an object or a list"),
     _Mistake(r"for merging", "p", r"", "<<: requires an alias of an object, such as <<: *defaults"),
 )
 

@@ -104,7 +104,7 @@ def _frames(places: Iterable[Place]) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """Of a library's file, the part from its folder of packages on."""
+    """Return the path of a library's file from its folder of packages on; of another file, the last 80 characters."""
     for folder in ("site-packages", "dist-packages"):
         place = file.rfind(folder)
         if place >= 0:

@@ -68,7 +68,7 @@ def _of_error(error: BaseException | None) -> Explanation | None:
 
 
 def _of_own_note() -> Explanation | None:
-    """For a process that caught the error and exited nevertheless: no step was completed since."""
+    """Explain the exit of a process that caught the error, and has completed no step since then."""
     note = notes.own()
     if note is None:
         return None

@@ -9,7 +9,7 @@ DEVICE, HOST, SHARED = 80, 81, 82
 """RLJob's exit codes for out of memory on a GPU, on the host or in the container, and in /dev/shm."""
 
 _LONGEST_CHAIN = 64
-_OF_RAY = ("RayTaskError", "RayActorError")
+_RAY_ERRORS = ("RayTaskError", "RayActorError")
 _LONGEST_TEXT = 8192
 
 # Messages of torch, vLLM, NCCL, cuBLAS, CUDA, glibc, Ray and numpy; the operator's diagnosis distinguishes more.
@@ -36,7 +36,7 @@ _TEXTS = (
 )
 
 
-class MemoryFailure(NamedTuple):
+class RecognizedFailure(NamedTuple):
     exit_code: int
     """DEVICE, HOST or SHARED."""
     text: str
@@ -44,7 +44,7 @@ class MemoryFailure(NamedTuple):
     error: BaseException
 
 
-def memory_failure(error: BaseException | None) -> MemoryFailure | None:
+def memory_failure(error: BaseException | None) -> RecognizedFailure | None:
     """The earliest out-of-memory error among `error` and its causes; None if there is none."""
     found = [failure for link in _chain(error) if (failure := _failure_of(link)) is not None]
     return found[-1] if found else None
@@ -52,7 +52,7 @@ def memory_failure(error: BaseException | None) -> MemoryFailure | None:
 
 def is_of_another_process(error: BaseException | None) -> bool:
     """True if Ray has brought the error here: its process knows more about it."""
-    return any(class_.__name__ in _OF_RAY for link in _chain(error) for class_ in type(link).__mro__)
+    return any(class_.__name__ in _RAY_ERRORS for link in _chain(error) for class_ in type(link).__mro__)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -72,16 +72,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [cause for cause in causes if isinstance(cause, BaseException)]
 
 
-def _failure_of(error: BaseException) -> MemoryFailure | None:
+def _failure_of(error: BaseException) -> RecognizedFailure | None:
     text = _text_of(error)
     exit_code = _exit_code_of_type(type(error))
     if exit_code is not None:
-        return MemoryFailure(exit_code, text, error)
+        return RecognizedFailure(exit_code, text, error)
     matches = ((exit_code, re.search(pattern, text)) for exit_code, pattern in _TEXTS)
     for exit_code, match in matches:
         if match is not None:
             line_start = text.rfind("\n", 0, match.start()) + 1
-            return MemoryFailure(exit_code, text[line_start:], error)
+            return RecognizedFailure(exit_code, text[line_start:], error)
     return None
 
 

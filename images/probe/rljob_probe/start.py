@@ -36,7 +36,7 @@ def start() -> None:
 
 
 def _install_adapter() -> None:
-    """Without the adapter, the program runs with its own options."""
+    """Install the adapter. If that fails, the program runs with its own options."""
     try:
         from rljob_probe.adapters import install
 

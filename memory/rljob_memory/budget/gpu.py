@@ -45,8 +45,9 @@ logits, the softmax, a mask, and three tensors on the way to the gradient: over 
 allocated 90.5 GB with chunks of 16,384 tokens, and reserved 60.9 GB with 8,192."""
 
 _REDUCED_NUMBER_BYTES = 12
-"""Of each gradient of a layer while several ranks reduce it: at most 2 bytes in the weights' dtype, 2 of this rank's
-float32 shard, 4 of the float32 input of the reduction, and 4 of that of the layer before, which may still run."""
+"""Bytes of each gradient of a layer while several ranks reduce it: at most 2 bytes in the weights' dtype, 2 of this
+rank's float32 shard, 4 of the float32 input of the reduction, and 4 of that of the layer before, which may still
+run."""
 
 STREAMING_BYTES = int(1.5 * GIB)
 """An optimizer step whose state passes through the GPU, or is in 8 bits: three buckets of the state, and the masters of

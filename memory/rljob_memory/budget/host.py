@@ -96,10 +96,10 @@ class Copies:
     """Copies of the policy that its ranks keep in host memory if there is room for them."""
 
     snapshot: bool = True
-    """Of the state of several ranks, to undo an update in which one of them fails: they take longest to restart."""
+    """Copy of the state of several ranks, to undo an update in which one of them fails: a restart takes longest."""
     checkpoint: bool | None = None
-    """For writing a checkpoint while the next steps run. Without it, a checkpoint is written from where the state is,
-    and the next optimizer step waits. None: a copy is made unless the state is in host memory."""
+    """Copy for writing a checkpoint while the next steps run. Without it, a checkpoint is written from the state
+    itself, and the next optimizer step waits. None: a copy is made unless the state is in host memory."""
     frozen: bool = True
     """With `policyOffload`, of weights that are not trained. Otherwise they are read from the model's files again."""
 

@@ -25,17 +25,17 @@ class Line:
 
     owner: Owner
     use: str
-    """For people: `weights`."""
+    """Name of the use, such as `weights`."""
     place: Place
     bytes: int
-    """Of one GPU; of host memory and /dev/shm, of one pod; of disk, of the job."""
+    """Bytes on one GPU; in the host memory or /dev/shm of one pod; on the disk of the job."""
     phases: frozenset[Phase]
     """Phases in which it is in use."""
     reason: str
     """The formula or the setting that the size follows from."""
     pod: Pod = "policy"
     is_in_torch: bool = True
-    """On a GPU: counted by the allocator of its owner's torch, unlike contexts and NCCL's buffers."""
+    """True if the allocator of its owner's torch counts it, unlike CUDA contexts and NCCL's buffers."""
 
 
 @dataclass(frozen=True, slots=True)

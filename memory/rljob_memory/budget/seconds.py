@@ -52,7 +52,7 @@ _GRADIENT_PASSES = 3
 """Times that a micro-batch reads or writes the sum of gradients."""
 
 _SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.2, 75e9, 30e9
-"""Of a weight sync: always, and bytes of weights per second, from one rank and gathered from several."""
+"""Weight sync: fixed seconds, and bytes of weights per second from one rank and gathered from several."""
 
 _FILE_RATE = 5e9
 """Weights from the model's files to a GPU, if the files are in the page cache or in memory. Assumed, not measured."""

@@ -22,11 +22,11 @@ from rljob_memory.sizes import GIB, MIB
 _LEAST_FOREIGN_BYTES = GIB
 _LEAST_FOREIGN_SHARE = 0.05
 """Memory below these that is neither free nor of the process is the driver's: 0.3–0.6 GiB on cards of 24–180 GiB."""
-_OWN_BESIDE_TORCH_BYTES = GIB
+_OWN_OUTSIDE_TORCH_BYTES = GIB
 """Context, NCCL and libraries of the process itself, if the message covers only torch."""
 
 _UNSEEN_SHARE = 0.125
-"""Smaller shares are often its own as well: workspaces, captured graphs, allocators beside torch's."""
+"""Smaller shares are often its own as well: workspaces, captured graphs, allocators other than torch's."""
 
 _SLEEPING_ENGINE_BYTES = 8 * GIB
 _SLEEPING_ENGINE_SHARE = 0.15
@@ -34,21 +34,28 @@ _SLEEPING_ENGINE_SHARE = 0.15
 ORDINARY_CACHE_SHARE = 0.08
 """Share of what torch has reserved that ordinary jobs leave in its cache."""
 _LEAST_STATE, _MOST_STATE = 0.85, 1.1
+"""Range of the expected state, as a share of the tensors, in which the state explains all tensors."""
 _FULL = 0.7
+"""Share of the GPU from which tensors fill it."""
 _SAME = 0.05
+"""Relative difference up to which a request has the size of the logits."""
 _LATEST = 8
+"""Samples of a series that count as its latest."""
 _NOTABLE = 0.1
+"""Share of the GPU from which growth that torch does not count is considered."""
 LARGE_SHARE = 0.25
 """Share of the GPU above which an item explains a full one."""
 LARGE_ENGINE_SHARE = 0.75
 """Share of the GPU with which an engine leaves a trainer too little, whatever torch's cache holds."""
 _TIMES_THE_CACHE = 4
+"""Ratio from which one of two amounts of memory is much larger: other processes' to torch's cache, cache to request."""
 _FULL_OF_WEIGHTS, _SMALL_LOAD_REQUEST = 0.98, 0.01
+"""Shares of the GPU: from the first, an engine's tensors fill it; up to the second, a request is that of a weight."""
 SMALLEST_CONTEXT_BYTES, LARGEST_CONTEXT_BYTES = 200 * MIB, 1280 * MIB
 """A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
 H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device."""
-_WHILE_IT_IS_MADE = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
-"""In the words before a figure."""
+_MODEL_CREATION = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
+"""Searched in the text before a figure."""
 _ENGINE_PROCESS = re.compile(
     r"vllm|enginecor|sglang|llmrayactor|trtllm|rolloutray|lmdeploy|text-generation", re.IGNORECASE
 )
@@ -63,7 +70,7 @@ class Unexpected:
     """The class that it is the cause of."""
     size_bytes: int
     share: float
-    """Of the GPU."""
+    """Share of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Balance:
         return (device.total_bytes if device else None) or 0
 
     def share(self, size_bytes: int) -> float:
-        """Of the GPU; 0 if its size is unknown."""
+        """Return `size_bytes` as a share of the GPU; 0 if its size is unknown."""
         return size_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def foreign_bytes(self, known_bytes: int = 0) -> int:
@@ -107,7 +114,7 @@ class Balance:
             return 0
         least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
         if device.process_bytes is None:
-            least = max(least + _OWN_BESIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
+            least = max(least + _OWN_OUTSIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
         foreign = device.foreign_bytes - known_bytes
         return foreign if foreign >= least else 0
 
@@ -170,7 +177,7 @@ class Balance:
         return tuple(name for name in self.evidence.siblings or () if _ENGINE_PROCESS.search(name))
 
     @cached_property
-    def has_only_ranks_beside(self) -> bool:
+    def shares_with_ranks_only(self) -> bool:
         """True if the container's other processes are known, and none of them is an engine."""
         return bool(self.evidence.siblings) and not self.engine_siblings
 
@@ -189,8 +196,8 @@ class Balance:
     def engine_kv_cache_bytes(self) -> int:
         """KV cache of an engine that the log shows, and that was not asleep at the time; 0 if there is none.
 
-        The engine may be in the failing process: TRL runs it beside its model, where torch counts its memory as
-        tensors.
+        The engine may be in the failing process: TRL runs it in the process of its model, where torch counts its
+        memory as tensors.
         """
         device, engine, failure = self.failure.device, self.evidence.engine, self.failure
         if device is None or engine.asleep or not engine.kv_cache_bytes or failure.in_engine:
@@ -199,7 +206,7 @@ class Balance:
 
     @cached_property
     def engine_bytes(self) -> int:
-        """Share of an engine that is awake beside the policy: its KV cache, its weights and its CUDA graphs."""
+        """Share of an engine that is awake next to the policy: its KV cache, its weights and its CUDA graphs."""
         engine = self.evidence.engine
         if not self.engine_kv_cache_bytes:
             return 0
@@ -225,10 +232,10 @@ class Balance:
         return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * self.total_bytes))
 
     @cached_property
-    def policy_beside_the_engine_bytes(self) -> int:
+    def policy_next_to_engine_bytes(self) -> int:
         """Memory of the policy on the GPU of a colocated engine that failed; 0 for other failures."""
-        beside = self.failure.role == "rollout" and not self.evidence.engines_apart
-        return self.policy_reserved_bytes if beside else 0
+        shares_gpu = self.failure.role == "rollout" and not self.evidence.engines_apart
+        return self.policy_reserved_bytes if shares_gpu else 0
 
     @cached_property
     def policy_cache_bytes(self) -> int | None:
@@ -268,7 +275,7 @@ class Balance:
     def _is_of_a_load(self, series: MemorySeries) -> bool:
         """True for figures that were printed while a model was made."""
         loads = self.failure.activity is Activity.MODEL_LOAD or series.measure is not Measure.TENSORS
-        return loads and _WHILE_IT_IS_MADE.search(series.name) is not None
+        return loads and _MODEL_CREATION.search(series.name) is not None
 
     @cached_property
     def expected(self) -> ExpectedMemory | None:
@@ -336,10 +343,10 @@ class Balance:
             return ()
         cache = device.own_cache_bytes
         usual = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
-        others = 0 if self.engine_holds_little else self.foreign_bytes(self.policy_beside_the_engine_bytes)
+        others = 0 if self.engine_holds_little else self.foreign_bytes(self.policy_next_to_engine_bytes)
         of_engines = self.engine_siblings or (self.engine_bytes and not self.engine_is_in_the_process)
         holder = FailureClass.ENGINE_NOT_ASLEEP if of_engines else FailureClass.FOREIGN_PROCESS
-        if self.has_only_ranks_beside:
+        if self.shares_with_ranks_only:
             holder = FailureClass.CONTROLLER_CONTEXT
         within = self.engine_bytes if self.engine_is_in_the_process and not failure.in_engine else 0
         found = (
@@ -388,14 +395,14 @@ class ExpectedMemory:
 
 
 def logits_bytes(tokens: int, vocabulary: int) -> int:
-    """Of one pass, in float32."""
+    """Return the bytes of the logits of one pass, in float32."""
     return tokens * vocabulary * _LOGIT_BYTES
 
 
 def expected_memory(model: ModelFacts) -> ExpectedMemory | None:
     """None if the log shows no number of parameters."""
     by_name, trained = model.parameters_of_name, model.trained_parameters
-    # Trained parameters are all, unless they are few beside those of the name: then they are adapters.
+    # Trained parameters are all, unless they are few compared with those of the name: then they are adapters.
     parameters = model.parameters or (trained if trained and trained >= _MOST_OF_THEM * (by_name or 0) else by_name)
     if not parameters:
         return None

@@ -1,4 +1,4 @@
-"""The lines of the balances of a GPU and of the host, for people."""
+"""Readable entries of the balances of a GPU and of the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_THE_HOST = frozenset(
     }
 )
 _DRIVER_SHARE = 0.02
-"""Of the GPU: what a driver keeps for itself, at most."""
+"""Maximum share of the GPU that a driver keeps for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,12 @@ def gpu_entries(balance: Balance) -> list[BalanceEntry]:
     entries.extend(_expectations(balance))
     if device.cached_bytes is not None:
         entries.append(BalanceEntry("torch's cache in it", device.cached_bytes, source))
-    if device.process_bytes and device.reserved_bytes and (beside := device.process_bytes - device.reserved_bytes) > 0:
-        entries.append(BalanceEntry("its CUDA context, NCCL and libraries", beside, source))
+    if (
+        device.process_bytes
+        and device.reserved_bytes
+        and (outside_torch := device.process_bytes - device.reserved_bytes) > 0
+    ):
+        entries.append(BalanceEntry("its CUDA context, NCCL and libraries", outside_torch, source))
     named = sum(process.used_bytes for process in device.others)
     entries.extend(BalanceEntry(f"process {process.pid}", process.used_bytes, "NVML") for process in device.others)
     if (left := device.foreign_bytes - named) > 0:
@@ -101,7 +105,7 @@ def _left_over(balance: Balance, left: int) -> BalanceEntry:
     elif device and device.process_bytes is not None:
         owner = "other processes, and the driver"
     else:
-        owner = "unexplained: other processes, or this one beside torch"
+        owner = "unexplained: other processes, or this one outside torch"
     return BalanceEntry(owner, left, _DERIVED)
 
 
@@ -118,7 +122,7 @@ def _engine_parts(balance: Balance) -> Iterator[BalanceEntry]:
 
 
 def _expectations(balance: Balance) -> Iterator[BalanceEntry]:
-    """Of one unsharded copy: a job that shards its model has a part of each."""
+    """Expected bytes of one unsharded copy: a job that shards its model has a part of each."""
     expected = balance.expected
     if balance.failure.in_engine:
         return

@@ -61,7 +61,7 @@ _MEANING = {
     FailureClass.RETAINED_GRAPH: "memory in tensors grows every micro-batch or step: autograd graphs are kept alive",
     FailureClass.ACTIVATION_SPIKE: "a forward or backward pass, or the logits in it, needs more memory than is left",
     FailureClass.KV_CACHE_OVERSIZED: "the engine's share of the GPU, its KV cache above all, is too large or too small",
-    FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights for the engine do not fit beside the memory in use",
+    FailureClass.WEIGHT_SYNC_SPIKE: "full copies of the weights for the engine do not fit next to the memory in use",
     FailureClass.MODEL_WEIGHTS: "the model's weights do not fit on the GPU, before any work is done",
     FailureClass.OPTIMIZER_STATE: "the optimizer's state, or its temporary copies during a step, do not fit",
     FailureClass.ENGINE_NOT_ASLEEP: "the engine holds GPU memory while the policy needs it",
@@ -179,7 +179,7 @@ class Diagnosis:
     """Between 0 and 1; above 0.8 only if numbers or an unmistakable message show the cause."""
 
     message: str
-    """The cause as a sentence, with the numbers behind it."""
+    """Message about the cause, with its numbers."""
 
     numbers: Mapping[str, int] = field(default_factory=dict)
     """Bytes and counts behind it, by name."""

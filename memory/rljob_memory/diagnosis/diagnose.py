@@ -18,7 +18,7 @@ from rljob_memory.evidence.reports import evidence_of_report
 from rljob_memory.sizes import human_bytes
 
 _STRUCTURED, _EXIT_FACTS, _TEXT = 1.0, 0.95, 0.6
-"""Most confidence by the source of the numbers: the failing process, the kubelet, a text."""
+"""Highest confidence by the source of the numbers: the failing process, the kubelet, text."""
 _PART = {Weight.CERTAIN: 1.0, Weight.STRONG: 0.9, Weight.LIKELY: 0.75, Weight.POSSIBLE: 0.5, Weight.FAINT: 0.35}
 """Part of that confidence, by the weight of the cause."""
 

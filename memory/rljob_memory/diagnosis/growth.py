@@ -16,17 +16,24 @@ from rljob_memory.sizes import GIB
 from rljob_memory.trend import Trend, kendall_tau, past_growth, still_grows, theil_sen_slope
 
 _FEW_VALUES = 4
+"""A series of at most this many values shows a step, not a trend."""
 _STATE_SHARE = 0.125
+"""Smallest share of the GPU of a step that is the arrival of the optimizer's state."""
 _FIRST_STEPS = 2
+"""Values that are left out, because the optimizer's state arrives with them."""
+# "Alone": the log has no failure. It needs more growth than a log that ends in one.
 _LEAST_VALUES_ALONE = 9
 _LEAST_VALUES_OF_STEPS = 4
 _LEAST_SHARE_ALONE = 0.3
+"""Smallest growth, as a share of the first value."""
 _LEAST_TAU_ALONE = 0.7
+"""Smallest Kendall's tau of memory in tensors. Values with few digits are often equal."""
 _LEAST_TAU_UNNAMED = 0.9
+"""The same if the kind of GPU memory is unknown."""
 _LEAST_TAU_OF_LENGTHS = 0.6
+"""Smallest Kendall's tau with which sequences become longer."""
 _MOST_LENGTHS = 128
 _OF_STEPS = re.compile(r"step|iter|epoch|batch", re.IGNORECASE)
-"""A log without a failure needs more growth than one that ends in it; figures of few digits are often equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ def large_growth(series: MemorySeries) -> tuple[int, int] | None:
     """The median of the first and of the last third of the values of memory in tensors, if it grew by 30 % and 1 GiB.
 
     Nearly all changes must be growth. The first two values are left out: the optimizer's state arrives with them. None
-    for a series whose lines do not name their place, which may be any. A few values suffice if their lines name a step:
+    for a series whose lines do not name their point of the work. A few values suffice if their lines name a step:
     then they were taken at the same point of the work, and none of them may be less than the one before.
     """
     values = [sample.allocated_bytes for sample in series.samples][_FIRST_STEPS:]
@@ -129,7 +136,8 @@ def reserved_growth(series: MemorySeries) -> PastGrowth | None:
 
 
 def cache_growth(evidence_series: Sequence[MemorySeries]) -> PastGrowth | None:
-    """Growth of the memory that the policy's torch reserves while its tensors do not grow: of cache, or of pieces."""
+    """Growth of the memory that the policy's torch reserves while its tensors do not grow: cache, or pieces of free
+    memory."""
     for series in evidence_series:
         found = reserved_growth(series) if series.is_policy else None
         if found and not allocated_growth(series):
@@ -138,7 +146,7 @@ def cache_growth(evidence_series: Sequence[MemorySeries]) -> PastGrowth | None:
 
 
 def _growth_of_few(series: MemorySeries) -> PastGrowth | None:
-    """A large growth at every one of a few steps, as people post them: they are too few for a trend."""
+    """A large growth at every one of a few steps, which are too few for a trend."""
     samples = series.samples[_FIRST_STEPS:]
     values = [sample.allocated_bytes for sample in samples]
     if len(values) >= _LEAST_VALUES_ALONE or series.is_peak:
@@ -160,7 +168,7 @@ def _unit_of(samples: Sequence[MemorySample]) -> tuple[str, int]:
 
 
 def _is_of_steps(series: MemorySeries) -> bool:
-    """True if the name of the series speaks of steps, or each line has a step of its own."""
+    """True if the name of the series mentions steps, or each line has a different step."""
     steps = {sample.step for sample in series.samples if sample.step is not None}
     return bool(_OF_STEPS.search(series.name)) or len(steps) == len(series.samples)
 

@@ -1,7 +1,7 @@
 """Advice in the terms of the program that ran out of memory: its option, the present value, the value to try.
 
 An option is named only if it changes the memory that the class is about, with the program's backend. Without one, the
-general sentence for the class is the better advice.
+general advice for the class is the better advice.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _EFFECTS: dict[FailureClass, tuple[Effect, ...]] = {
     FailureClass.ALLOCATOR_CACHE: (Effect.CACHE,),
     FailureClass.SHARED_MEMORY: (Effect.LOADER,),
 }
-_OF_SAMPLING = (Effect.SEQUENCES, Effect.SHARE)
-_OF_AN_ENGINES_WEIGHTS = (Effect.ENGINE_PARALLEL,)
-_OF_LOGITS = (Effect.LOGITS, Effect.UPDATE, Effect.ACTIVATIONS)
-_OF_AN_ENGINES_PIECES = (
+_SAMPLING_EFFECTS = (Effect.SEQUENCES, Effect.SHARE)
+_ENGINE_WEIGHT_EFFECTS = (Effect.ENGINE_PARALLEL,)
+_LOGIT_EFFECTS = (Effect.LOGITS, Effect.UPDATE, Effect.ACTIVATIONS)
+_ENGINE_FRAGMENTATION_ADVICE = (
     "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for this engine, if it uses no sleep mode, or use a newer "
     "version of it."
 )
-_AFTER_A_LOSS = (
+_LOST_PROCESS_ADVICE = (
     "The log does not show the reason: look for the kernel's kill in dmesg, for the exit code in the raylet's log and, "
     "in a cluster, in kubectl describe pod."
 )
 _ADDS_TO_THE_GENERAL = frozenset({FailureClass.SHARED_MEMORY})
-"""Classes whose general sentence comes first."""
+"""Classes whose general advice comes first."""
 _TOO_SMALL = ("needed_bytes", "available_bytes")
 _STEP_OF_SHARE = 0.05
 _LEAST_SHARE = 0.05
 _MOST_OPTIONS = 2
-_OF_PRESENT_VALUES = (None, "lower", "halve")
+_RELATIVE_CHANGES = (None, "lower", "halve")
 """Changes that depend on the present value."""
 
 
@@ -53,10 +53,10 @@ def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
     if diagnosis.is_of_rljob and not balance.evidence.shows_a_trainer:
         return diagnosis
-    sentences = list(_special(diagnosis, balance)) or list(_sentences(diagnosis, balance))
-    if sentences and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
-        sentences.insert(0, diagnosis.failure_class.general_advice)
-    return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
+    parts = list(_special(diagnosis, balance)) or list(_options_by_program(diagnosis, balance))
+    if parts and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
+        parts.insert(0, diagnosis.failure_class.general_advice)
+    return replace(diagnosis, program_advice=" ".join(parts)) if parts else diagnosis
 
 
 def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
@@ -64,9 +64,9 @@ def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
     failure, evidence = balance.failure, balance.evidence
     match diagnosis.failure_class:
         case FailureClass.FRAGMENTATION if failure.in_engine and not evidence.shows_a_trainer:
-            yield _OF_AN_ENGINES_PIECES
+            yield _ENGINE_FRAGMENTATION_ADVICE
         case FailureClass.HOST_MEMORY if failure.kind is FailureKind.LOST:
-            yield _AFTER_A_LOSS
+            yield _LOST_PROCESS_ADVICE
         case FailureClass.HOST_MEMORY if evidence.host_owners:
             owner = max(evidence.host_owners, key=lambda task: evidence.host_owners[task])
             held = human_bytes(evidence.host_owners[owner])
@@ -76,7 +76,7 @@ def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
             yield diagnosis.failure_class.general_advice
 
 
-def _sentences(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+def _options_by_program(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
     evidence = balance.evidence
     options = [found for effect in _effects(diagnosis, balance) if (found := _option(effect, evidence))]
     changes = [
@@ -97,11 +97,11 @@ def _effects(diagnosis: Diagnosis, balance: Balance) -> tuple[Effect, ...]:
     samples = failure.activity in (Activity.SAMPLING, Activity.LOGITS, Activity.GRAPH_CAPTURE)
     match diagnosis.failure_class:
         case FailureClass.ACTIVATION_SPIKE if failure.activity is Activity.LOGITS:
-            effects = _OF_LOGITS
+            effects = _LOGIT_EFFECTS
         case FailureClass.KV_CACHE_OVERSIZED if samples or failure.kind is FailureKind.ENGINE_WARM_UP:
-            effects = _OF_SAMPLING
+            effects = _SAMPLING_EFFECTS
         case FailureClass.MODEL_WEIGHTS if failure.in_engine:
-            effects = _OF_AN_ENGINES_WEIGHTS
+            effects = _ENGINE_WEIGHT_EFFECTS
     if not evidence.shows_a_trainer:  # a server never puts its engine to sleep for an update
         effects = tuple(effect for effect in effects if effect is not Effect.SLEEP)
     return effects
@@ -132,7 +132,7 @@ def _of_any_version(program: Program, option: Option, evidence: CollectedEvidenc
     if older.name != option.name:
         note = f"{older.name} before {option.since}"
         return replace(option, note=f"{note}; {option.note}" if option.note else note)
-    if option.change in _OF_PRESENT_VALUES:
+    if option.change in _RELATIVE_CHANGES:
         return replace(option, default=f"{option.default}, or {older.default} before {option.since}")
     return option
 

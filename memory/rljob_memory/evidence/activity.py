@@ -186,7 +186,7 @@ _CIRCUMSTANCE = re.compile(
     re.IGNORECASE,
 )
 _MOST_CHARACTERS = 1_000
-"""Of the words before a shortage."""
+"""Maximum length of the text before a shortage."""
 _FORWARD = re.compile(
     r"in \w*forward\b|_call_impl|/(?:\w{1,20}_)?moe/\S{1,60}\.py in "
     r"|torch/nn/functional\.py in |attention\w*\.py in |in (?:\w*attention\w*|unshard)$"

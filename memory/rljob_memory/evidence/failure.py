@@ -1,4 +1,4 @@
-"""An out-of-memory failure as a reader found it: the account of its process, or what a text shows of it."""
+"""An out-of-memory failure as a reader found it: the account of its process, or the facts that text shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads memory figures by their names, of programs that nobody has read the source of.
+"""Reads memory figures of unknown programs by their names.
 
 A figure is a name that speaks of memory, and a number next to it, with a unit on one of them: `memory: 12.30GiB`
 (torchtitan), `Peak Mem. 45.3 GiB` (prime-rl), `max mem: 12345` (DETR, in MiB), `'memory(GiB)': 53.07` (ms-swift),
@@ -60,7 +60,7 @@ _DEVICE_OR_USED = re.compile(
 )
 """`GPU0: 45.2GB`, `used 45.2 GiB of 79.1 GiB`."""
 _UNIT_OF_HEAD = re.compile(r"\(([KMGT]i?B|bytes)\)")
-"""Of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
+"""Unit of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
 _UNIT_OF_NAME = re.compile(r"(?:^|[^A-Za-z])([KMG]i?B?|bytes|[kmg]i?b)(?:[^A-Za-z]|$)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LEFT_OUT = re.compile(
@@ -75,9 +75,9 @@ _GPU = re.compile(r"gpu|cuda|vram|device|card|hbm|npu|xpu|hip|nvml")
 _TENSORS = re.compile(r"alloc|allocated|active|ma")
 _RESERVED = re.compile(r"reserved?|cached?|ca")
 _PEAK = re.compile(r"peak|max|maximum|highest|high")
-_OF_AN_AGENT = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
+_AGENT_WORDS = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
 _MOST_FIGURES = 24
-"""Of one line that are looked at."""
+"""Maximum number of figures that are read from one line."""
 _LEAST_MIB, _MOST_MIB = 256, 400_000
 _MOST_GIB = 2_000
 _LEAST_BYTES = 1 << 27
@@ -88,8 +88,8 @@ def figures_of(text: str) -> list[Figure]:
     """The figures of the line that count most: of tensors, else of GPU memory, of reserved memory, of host memory."""
     found = [figure for match in islice(_NAME.finditer(text), _MOST_FIGURES) if (figure := _figure(text, match))]
     for measure in (Measure.TENSORS, Measure.GPU, Measure.RESERVED, Measure.HOST):
-        if of_it := [figure for figure in found if figure.measure is measure]:
-            best = next((figure for figure in of_it if not figure.is_peak), of_it[0])
+        if counted := [figure for figure in found if figure.measure is measure]:
+            best = next((figure for figure in counted if not figure.is_peak), counted[0])
             reserved = [each for each in found if each.measure is Measure.RESERVED and each.is_peak == best.is_peak]
             return [best, *(reserved[:1] if measure is Measure.TENSORS else [])]
     if device := _DEVICE_OR_USED.search(text):
@@ -119,10 +119,10 @@ def _figure(text: str, name: re.Match[str]) -> Figure | None:
     if meaning is None or size is None:
         return None
     measure, is_peak, names_a_gpu = meaning
-    speaks = is_peak or names_a_gpu or measure is Measure.TENSORS
-    if not (unit or value["sign"] or value["ends"] is not None or speaks):
+    name_suffices = is_peak or names_a_gpu or measure is Measure.TENSORS
+    if not (unit or value["sign"] or value["ends"] is not None or name_suffices):
         return None
-    if not unit and _OF_AN_AGENT.search(text) and not (names_a_gpu or is_peak):
+    if not unit and _AGENT_WORDS.search(text) and not (names_a_gpu or is_peak):
         return None  # An agent's memory counts its observations.
     return Figure(start, size, measure, is_peak)
 

@@ -8,6 +8,7 @@ from typing import BinaryIO
 from rljob_memory.sample import MemorySample
 
 _NEARLY_FULL = 0.95
+"""Share of the limit from which memory in use has reached it."""
 _LONGEST_FILE_BYTES = 1 << 14
 _USED_FILES = frozenset({"memory.current", "memory.peak", "memory.usage_in_bytes", "memory.max_usage_in_bytes"})
 _LIMIT_FILES = frozenset({"memory.max", "memory.limit_in_bytes"})

@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 17
 _LONGEST_LINE_BYTES = 1 << 15
 """A longer one is read in pieces, so that a file without line ends takes no more memory."""
 _OVERLAP_BYTES = 1 << 10
-"""Of two pieces, so that no message is lost between them."""
+"""Overlap of two pieces, so that no message is lost between them."""
 _LONG_LINE_BYTES = 1 << 12
 _LONGEST_EXCERPT_BYTES = 3_000
 _MOST_EXCERPTS = 8
@@ -39,7 +39,7 @@ _TEXT_KEYS = (
     "stack",
 )
 _SHORTEST_MESSAGE = 40
-"""A shorter text beside figures names them: an event of a structured log, whose fields are the content."""
+"""A shorter text next to figures names them: an event of a structured log, whose fields are the content."""
 _TAG = re.compile(r"</?(?:span|br|p|div|pre|code|td|tr|li|ul|b|strong|a|samp)\b[^>]{0,300}>")
 _ESCAPED_END = re.compile(rb"\\+r?\\*n(?![a-z]\w*[\\/])")
 """A line end inside of a quoted text, such as a message in JSON; not in a Windows path."""
@@ -77,7 +77,7 @@ class LogLine:
     """A line and its writer."""
 
     text: str
-    """Without colors and prefixes."""
+    """The text without colors and prefixes."""
 
     writer: str = ""
     """Distinguishes interleaved processes; empty if the line names no process."""
@@ -188,7 +188,7 @@ def marked_time(text: str) -> float | None:
 
 
 def _utf_16(start: bytes) -> str | None:
-    """The byte order of a text in UTF-16, by its mark or by the zeros of its Latin letters; None for other texts."""
+    """The byte order of UTF-16 text, by its mark or by the zeros of its Latin letters; None for other texts."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = start[0::2].count(0), start[1::2].count(0)
@@ -198,7 +198,7 @@ def _utf_16(start: bytes) -> str | None:
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
-    """The lines inside of a line of JSON, or of a text whose line ends are escaped."""
+    """The lines inside of a line of JSON, or of text whose line ends are escaped."""
     if line[:1] == b"{" and (text := _out_of_json(line)) is not None:
         for unescaped in text.splitlines():
             yield from _excerpts(unescaped.encode("utf-8", "backslashreplace"))

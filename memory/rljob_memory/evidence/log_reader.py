@@ -37,13 +37,13 @@ _HEAD_LINES = 3
 """The first words of a message and its numbers are nearer, if a line end has torn them apart."""
 _HEADS = frozenset({FailureKind.DRIVER, FailureKind.UNFAMILIAR})
 _RETRY_LINES = 6
-"""A program reports so soon after a failed request that it tries again with less."""
+"""Maximum lines between a failed request and the report that the program tries again with less."""
 _REPORT_LINES = 12
-"""A program reports so soon after a failed request what it needed the memory for."""
+"""Maximum lines between a failed request and the report of its purpose."""
 _NEAR_LINES = 1_000
-"""A traceback that ended so much earlier belongs to another failure, which the program survived."""
+"""A traceback that ended more lines earlier belongs to another failure, which the program survived."""
 _CODE_LINES = 3
-"""Lines above an error that are looked at if a post has the failing code, but no frame."""
+"""Lines above an error that are searched for the failing code, if a post has no frame."""
 _MESSAGE_WORDS = ("tried to alloc", "by pytorch", "total capa", "already allocated", "avoid fragmentation")
 _EXHAUSTION_WORDS = (
     *("out of ", "out-of-", "outof", "oom", "vram", "heap", "arena", "exhaust", "insufficient"),
@@ -51,8 +51,8 @@ _EXHAUSTION_WORDS = (
 )
 _OF_FACTS = 1
 _MOST_FACTS, _STRIDE = 4_000, 17
-"""Of later lines that have only facts, such as figures of memory, one in so many is read. The number is prime, so that
-processes that write in turn all have their turn."""
+"""After 4,000 lines that have only facts, such as figures of memory, every 17th is read. 17 is prime, so that lines of
+each process are read if several write in turn."""
 _FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rljob ", "shards:", "cell in")
 
 _RETRY = re.compile(
@@ -116,7 +116,7 @@ class LogReader:
     """Adds the failures and facts of a log to the evidence."""
 
     def __init__(self, builder: EvidenceBuilder, source: str = "") -> None:
-        """`source`: the file's name, for people."""
+        """`source`: the file's name, for messages."""
         self._builder, self._source = builder, source
         self._writers: OrderedDict[str, _Writer] = OrderedDict()
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RETRY_LINES)
@@ -401,7 +401,7 @@ def _match_across(line: LogLine) -> Match | None:
 
 @cache
 def _words() -> tuple[tuple[bytes, ...], ...]:
-    """In lower case, of failures and of facts. Every line that can matter has one of these."""
+    """Return the words of failures and of facts, in lower case. Every line that can matter has one of them."""
     of_failures = {*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS}
     return _without_longer(of_failures), _without_longer({*facts.WORDS, "rank", "step"})
 

@@ -19,7 +19,7 @@ _VOCABULARY = re.compile(r"\bvocab_size['\"]?\s?[:=]\s?(\d{3,7})\b")
 _DTYPE = re.compile(
     r"\b(?:torch_)?dtype['\"]?\s?[:=]\s?['\"]?(?:torch\.)?(bfloat16|float16|float32|bf16|fp16|fp32|half)\b"
 )
-_OF_NAME = re.compile(
+_MODEL_NAME = re.compile(
     r"(?:model|actor|pretrain|path|checkpoint)\w{0,20}['\"]?\s?[:= ]\s?['\"]?[\w./-]{0,80}?[-_]"
     r"(\d{1,3}(?:\.\d{1,2})?)[bB](?=[-_/'\",\s)]|$)"
 )
@@ -50,7 +50,7 @@ class ModelFacts:
     """Most tokens of one pass through the policy."""
 
     parameters_of_name: int | None = None
-    """By the model's name, such as `Qwen2.5-7B`: a last resort."""
+    """Parameters according to the model's name, such as `Qwen2.5-7B`: a last resort."""
 
 
 def noted(model: ModelFacts, text: str) -> ModelFacts:
@@ -65,7 +65,7 @@ def noted(model: ModelFacts, text: str) -> ModelFacts:
         model = replace(model, vocabulary=int(match[1]))
     if model.parameter_bytes is None and "dtype" in text and (match := _DTYPE.search(text)):
         model = replace(model, parameter_bytes=_BYTES.get(match[1], _HALF))
-    if model.parameters_of_name is None and ("B" in text or "b" in text) and (match := _OF_NAME.search(text)):
+    if model.parameters_of_name is None and ("B" in text or "b" in text) and (match := _MODEL_NAME.search(text)):
         model = replace(model, parameters_of_name=round(float(match[1]) * 1e9))
     return model
 

@@ -24,7 +24,8 @@ from rljob_memory.sample import MemorySample, finite_seconds
 
 _LARGEST_DOCUMENT_BYTES = 4 << 20
 _MEMORY_LOG_BYTES = 4 << 20
-"""Of each memory log, its end is read: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000 steps."""
+"""Bytes that are read from the end of each memory log: about 12,000 samples. A run of 8 ranks writes 0.5 GiB in 5,000
+steps."""
 _LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
@@ -48,7 +49,7 @@ def read_evidence(*paths: Path) -> CollectedEvidence:
     """Read what one failure left behind: logs, termination messages, StepReports, allocator snapshots, or directories
     of them such as a run's output. `-` is the standard input.
 
-    Raises `Unreadable` if there is no such file, it may not be read, or it is neither a text nor a snapshot.
+    Raises `Unreadable` if there is no such file, it may not be read, or it is neither text nor a snapshot.
     """
     builder = EvidenceBuilder()
     for path in paths:
@@ -107,7 +108,7 @@ def _read_file(builder: EvidenceBuilder, path: Path, name: str) -> None:
             if start[:2] in PICKLE_START:
                 _add_snapshot(builder, path, name)
             elif kind := next((kind for mark, kind in _COMPRESSED.items() if start.startswith(mark)), None):
-                raise Unreadable(f"{path}: expected a text or a snapshot, found a {kind} archive. Unpack it first.")
+                raise Unreadable(f"{path}: expected text or a snapshot, found a {kind} archive. Unpack it first.")
             else:
                 _read_text(builder, stream, path, name)
     except OSError as error:

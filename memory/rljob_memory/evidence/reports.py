@@ -26,7 +26,7 @@ _KIND_OF_EXIT = {
 }
 
 
-_WITHOUT_A_KIND = frozenset({FailureKind.UNFAMILIAR, FailureKind.NO_MESSAGE})
+_KINDS_TO_REFINE = frozenset({FailureKind.UNFAMILIAR, FailureKind.NO_MESSAGE})
 """The process knows an error without its kind: the words of the error show it."""
 
 
@@ -76,7 +76,7 @@ def _reported_failure(builder: EvidenceBuilder, reported: Evidence, source: str)
         "micro_batch": reported.micro_batch,
     }
     account = reported.failure
-    if account and account.kind not in _WITHOUT_A_KIND:
+    if account and account.kind not in _KINDS_TO_REFINE:
         device = completed(account.device, reported.memory)
         return account.model_copy(update={**place, "time": reported.time, "device": device})
     parsed = EvidenceBuilder()

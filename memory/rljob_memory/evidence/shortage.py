@@ -1,6 +1,6 @@
 """Recognizes a report that memory ran out, in the words of any program or person, so that no log gets an empty answer.
 
-A report has a noun for memory beside a word of exhaustion (`GPU heap full`, `no more VRAM`), or less than was wanted
+A report has a noun for memory next to a word of exhaustion (`GPU heap full`, `no more VRAM`), or less than was wanted
 (`wanted 12 GiB, have 3 GiB`). Advice, questions, code and shortages that the program handled are no reports.
 """
 
@@ -89,7 +89,7 @@ _REPORT = _either(
     r"\b(?:always|still|again|seeing|saw|suddenly|after|during|while|when|with|at|on|in)\b",
     rf"{_DEVICE}|vram|hbm|[^\x00-\u024f]|^\W{{0,4}}\w{{0,20}} ?out of ",
 )
-_OF_A_SHORTAGE = (
+_SHORTAGE_WORDS = (
     *(
         "out of",
         "out-of",
@@ -133,18 +133,18 @@ _OF_A_SHORTAGE = (
     ),
 )
 """Every report has one of these. Looking for them is much faster than the patterns."""
-_OF_A_SHORTAGE_IN_BYTES = tuple(word.encode() for word in _OF_A_SHORTAGE)
+_SHORTAGE_WORDS_IN_BYTES = tuple(word.encode() for word in _SHORTAGE_WORDS)
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")
 _FEW_WORDS = 6
 """A sentence of no more words, such as a title, is a report without a verb."""
 _LONGEST_TEXT = 2_000
 
-_OF_A_GPU = re.compile(
+_GPU_WORDS = re.compile(
     r"gpu(?!-(?:\d|\w*(?:node|worker|pod|pool|host)))|cuda|c10::|显存|device|vram|hbm|accelerator|npu|tpu",
     re.IGNORECASE,
 )
 """Not in the name of a node or a pod."""
-_OF_THE_HOST = re.compile(
+_HOST_WORDS = re.compile(
     r"\b(?:cpu(?![ -]?offload)|host|system|node|main)[ -](?:oom|out of memory|ram|memory|mem)\b|\bRAM\b|内存"
     r"|(?<!/)\b(?:container|pod|cgroup|replica|instance|job|mlock|mmap|process)\b|\bkilled\b",
     re.IGNORECASE,
@@ -155,7 +155,7 @@ def reported_shortage(text: str) -> str | None:
     """The sentence of `text` that reports that memory ran out; None if there is none."""
     text = text[:_LONGEST_TEXT]
     lower = text.lower()
-    if not any(word in lower for word in _OF_A_SHORTAGE):
+    if not any(word in lower for word in _SHORTAGE_WORDS):
         return None
     if not _SHORTAGE.search(text) and not _LESS.search(text):
         return None
@@ -167,7 +167,7 @@ def reported_shortage(text: str) -> str | None:
 def may_report(raw: bytes) -> bool:
     """False if the line has no word that a report of a shortage has."""
     lower = raw.lower()
-    return any(word in lower for word in _OF_A_SHORTAGE_IN_BYTES)
+    return any(word in lower for word in _SHORTAGE_WORDS_IN_BYTES)
 
 
 def is_advice(text: str) -> bool:
@@ -177,8 +177,8 @@ def is_advice(text: str) -> bool:
 
 def is_of_the_gpu(text: str) -> bool | None:
     """True if a report of a shortage names the memory of a GPU, False if it names that of the host; else None."""
-    host = _OF_THE_HOST.search(text) is not None
-    if _OF_A_GPU.search(text) and not (host and not re.search(r"gpu|cuda|vram|显存", text, re.IGNORECASE)):
+    host = _HOST_WORDS.search(text) is not None
+    if _GPU_WORDS.search(text) and not (host and not re.search(r"gpu|cuda|vram|显存", text, re.IGNORECASE)):
         return True
     return False if host else None
 

@@ -45,7 +45,7 @@ def read_snapshot(path: Path) -> list[DeviceMemory]:
             errors[-1] if errors else f"reading it needs more than {human_bytes(_MEMORY_LIMIT_BYTES)}, or it is damaged"
         )
         raise UnreadableSnapshot(
-            f"{path}: expected a snapshot of torch.cuda.memory._dump_snapshot or a text, found another pickle: {reason}"
+            f"{path}: expected a snapshot of torch.cuda.memory._dump_snapshot or text, found another pickle: {reason}"
         )
     return [DeviceMemory(**numbers) for numbers in json.loads(done.stdout)]
 

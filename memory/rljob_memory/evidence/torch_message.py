@@ -34,10 +34,10 @@ LAST_WORDS = re.compile(
     r"\bunallocated\b|reserved in total by|cached\)"
     rf"|memory fraction\)\s*:? *{SIZE}"
 )
-"""After these, a message has no more numbers."""
+"""Parts of a message after which it has no more numbers."""
 
 LONGEST_MESSAGE_CHARACTERS = 6_000
-"""With 64 other processes named it has about 3,500."""
+"""A message that names 64 other processes has about 3,500."""
 
 _REQUESTED = re.compile(rf"(?:Tried to allocate|Requested(?: size)? ?:?) ({SIZE})")
 _FACTS = {

@@ -31,7 +31,7 @@ class Changed:
     renew: frozenset[Role]
     """Roles that need new processes; empty at level Live. From level RestartInPlace on, everything is renewed."""
     message: str
-    """The cause and the change, for people."""
+    """Message about the cause and the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Restart:
     cause: str
     """The failure, and why the plan is not changed."""
     message: str
-    """The cause and the count, for people."""
+    """Message about the cause and the count."""
     of_one_process: bool = False
     """Only the lost process is replaced, in the same attempt. False: another attempt follows."""
 
@@ -89,13 +89,13 @@ class FailureReport:
     """A failure that ended a phase or an attempt."""
 
     message: str
-    """The failure in a sentence."""
+    """Message about the failure."""
     attempt: int
     """Number of the attempt that failed."""
     time: datetime
     """Time of the answer, which a change of the plan records."""
     evidence: Evidence | None = None
-    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    """Evidence of an out-of-memory failure, with its diagnoses; None for any other failure."""
     dead: frozenset[Role] = EVERY_ROLE
     """Roles whose processes cannot be used any more."""
     final: GiveUpReason | None = None

@@ -98,11 +98,11 @@ def with_count(message: str, kind: str, count: int, most: int) -> str:
 
 
 def restarts_exhausted_message(attempt: int, failure: str, earlier: Sequence[str], max_restarts: int) -> str:
-    sentence = f"attempt {attempt} failed: {failure}"
+    message = f"attempt {attempt} failed: {failure}"
     if max_restarts == 0:
-        return f"{sentence} (recovery.maxRestarts is 0)"
+        return f"{message} (recovery.maxRestarts is 0)"
     before = f"; earlier attempts: {', '.join(earlier)}" if earlier else ""
-    return f"{sentence} (all restarts are used, recovery.maxRestarts is {max_restarts}{before})"
+    return f"{message} (all restarts are used, recovery.maxRestarts is {max_restarts}{before})"
 
 
 def repeated_failure_message(failure: str) -> str:
@@ -112,9 +112,8 @@ def repeated_failure_message(failure: str) -> str:
 def explanation(why: str, cause: DiagnosisStatus, changes: Sequence[PlanChange], advice: Iterable[str]) -> str:
     """The cause, the reason to give up, every change with its effect, and the advice."""
     lines = list(dict.fromkeys(line for line in advice if line))
-    return (
-        f"{_sentence(_cause(cause))} {_sentence(why)} {_tried(changes)} To continue: {' '.join(map(_sentence, lines))}"
-    )
+    to_continue = " ".join(map(_with_stop, lines))
+    return f"{_with_stop(_cause(cause))} {_with_stop(why)} {_tried(changes)} To continue: {to_continue}"
 
 
 MORE_POLICY_GPUS = "Use more GPUs for the policy (policy.gpusPerReplica)"
@@ -171,5 +170,5 @@ def _cause(diagnosis: DiagnosisStatus) -> str:
     return f"{diagnosis.class_name}: {diagnosis.message}"
 
 
-def _sentence(text: str) -> str:
+def _with_stop(text: str) -> str:
     return text if text.endswith(".") else f"{text}."

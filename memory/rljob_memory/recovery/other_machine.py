@@ -45,7 +45,7 @@ def setup_of_facts(facts: PlanFacts) -> Setup | None:
 
 
 def differing_facts(then: PlanFacts, now: PlanFacts) -> list[str]:
-    """The facts that differ, for people: `policy_ranks 8, now 4`. Those that were not recorded do not count.
+    """Readable list of the facts that differ: `policy_ranks 8, now 4`. Those that were not recorded do not count.
 
     More host memory than before does not count: it may have been added after a failure.
     """

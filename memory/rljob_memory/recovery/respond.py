@@ -181,7 +181,7 @@ def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, cons
 
 
 def _settings_can_help(case: Case) -> bool:
-    """On a CPU models and caches are in host memory. Otherwise only its own remedies help host memory."""
+    """True if a setting can help: never with /dev/shm; with host memory only on a CPU, which has models there."""
     if case.failure_class is FailureClass.HOST_MEMORY:
         return not case.on_gpu
     return case.failure_class is not FailureClass.SHARED_MEMORY
@@ -258,7 +258,7 @@ def _plan_with(plan: MemoryPlan, changed: dict[str, object]) -> MemoryPlan:
     return plan.model_copy(update={**changed, "generation": plan.generation + 1})
 
 
-# Advice for people when recovery gives up: settings of this job, and those that only another job can have. Pure.
+# Advice when recovery gives up: settings of this job, and those that only another job can have. Pure.
 
 _MOMENTS, _ADAPTERS = "policy.optimizer.moments: bfloat16", "policy.lora"
 
@@ -281,7 +281,7 @@ def _own_advice(case: Case) -> str:
 
 
 def _smaller_job_advice(case: Case) -> str:
-    """A sentence with the bytes that each setting would save; empty if none would help, or if it is not known.
+    """Message with the bytes that each setting would save; empty if none would help, or if it is not known.
 
     Settings that save less than the failure lacked are not named.
     """

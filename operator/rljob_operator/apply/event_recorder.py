@@ -29,12 +29,13 @@ REPORTING_CONTROLLER = "rljob.dev/operator"
 _MAX_NOTE_BYTES = 1024
 """Limit of the API server, in bytes of UTF-8."""
 _MAX_WAITING = 1000
+"""Events that wait to be sent. More are dropped."""
 _MAX_SERIES_KNOWN = 4096
 _SERIES_ENDS_AFTER_SECONDS = 360.0
-"""As in client-go: after this time, a repetition is a new Event."""
+"""Time after which a repetition is a new Event, as in client-go."""
 _BURST = 25
 _SECONDS_PER_TOKEN = 300.0
-"""As in client-go: 25 Events of an object at once, then one every five minutes."""
+"""Rate of client-go: 25 Events of an object at once, then one every five minutes."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class _Series:
     seen_at: float
 
 
-class Tokens:
+class TokenBucket:
     """A token bucket: `burst` at once, then one every `seconds_per_token`."""
 
     def __init__(self, burst: int, seconds_per_token: float) -> None:
@@ -75,7 +76,7 @@ class EventRecorder:
         self._instance = instance
         self._waiting: asyncio.Queue[tuple[Subject, EventNote]] = asyncio.Queue(_MAX_WAITING)
         self._series: OrderedDict[str, _Series] = OrderedDict()
-        self._tokens: OrderedDict[str, Tokens] = OrderedDict()
+        self._tokens: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def record(self, job: ObservedJob, note: EventNote) -> None:
         """Queue a note about a job. Never waits and never fails: notes beyond the limits are dropped and counted."""
@@ -112,7 +113,7 @@ class EventRecorder:
         now = time.monotonic()
         key = hashlib.sha256("\0".join((subject.uid, note.type, note.reason, note.message)).encode()).hexdigest()
         series = self._series.get(key)
-        if not remembered(self._tokens, subject.uid, Tokens(_BURST, _SECONDS_PER_TOKEN)).take(now):
+        if not remembered(self._tokens, subject.uid, TokenBucket(_BURST, _SECONDS_PER_TOKEN)).take(now):
             EVENTS_DROPPED.inc()
             return
         if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:

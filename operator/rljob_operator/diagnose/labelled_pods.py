@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from rljob_operator import labels
-from rljob_operator.apply.event_recorder import EventRecorder, Tokens, remembered
+from rljob_operator.apply.event_recorder import EventRecorder, TokenBucket, remembered
 from rljob_operator.diagnose.explanation import (
     ContainerEnd,
     OutOfMemoryCause,
@@ -54,7 +54,7 @@ class LabelledPods:
         self._recorder = recorder
         self._waiting: asyncio.Queue[tuple[ContainerEnd, OutOfMemoryCause]] = asyncio.Queue(_MAX_WAITING)
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._tokens: OrderedDict[str, Tokens] = OrderedDict()
+        self._tokens: OrderedDict[str, TokenBucket] = OrderedDict()
 
     # --- the watch ---
 
@@ -72,7 +72,7 @@ class LabelledPods:
 
     def _take(self, end: ContainerEnd) -> None:
         remembered(self._known, end.key, None, _MAX_KNOWN)
-        tokens = remembered(self._tokens, end.namespace, Tokens(_BURST, _SECONDS_PER_TOKEN))
+        tokens = remembered(self._tokens, end.namespace, TokenBucket(_BURST, _SECONDS_PER_TOKEN))
         if not tokens.has_any(time.monotonic()):  # asked first: a diagnosis takes up to 20 ms
             EVENTS_DROPPED.inc()
             return

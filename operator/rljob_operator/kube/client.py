@@ -162,7 +162,10 @@ class ApiClient:
     # --- requests ---
 
     async def watch(self, resource: Resource, namespace: str | None, query: dict[str, str]) -> aiohttp.ClientResponse:
-        """Open a stream of watch events, one JSON object per line. The caller reads and closes it."""
+        """Open a stream of watch events, one JSON object per line. The caller reads and closes it.
+
+        Raises the errors of `kube.errors`, as all requests do, but is not retried.
+        """
         url = self._url(resource.path(namespace), query | {"watch": "true"})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=None)
         code = "none"

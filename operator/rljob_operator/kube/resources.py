@@ -72,7 +72,7 @@ _WRITTEN_FOR_JOBS = (
     Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
     Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),
 )
-_BY_KIND = {(resource.api_version, resource.kind): resource for resource in _WRITTEN_FOR_JOBS}
+_RESOURCES_BY_KIND = {(resource.api_version, resource.kind): resource for resource in _WRITTEN_FOR_JOBS}
 
 
 def workloads_served(groups: Mapping[str, str]) -> Resource:
@@ -85,7 +85,7 @@ def workloads_served(groups: Mapping[str, str]) -> Resource:
 
 def resource_of(manifest: Object) -> Resource:
     """The resource that a manifest belongs to. Raises KeyError for kinds that the operator does not make."""
-    return _BY_KIND[(manifest["apiVersion"], manifest["kind"])]
+    return _RESOURCES_BY_KIND[(manifest["apiVersion"], manifest["kind"])]
 
 
 def revision(resource_version: str) -> int:

@@ -80,7 +80,7 @@ def _problems(attempt: JobAttempt, group: WorkerPods, settings: str) -> list[str
     expandable = allocator_options(settings).get("expandable_segments")
     pinned = attempt.spec.memory.expandable_segments
     if expandable == "True" and group.role == "rollout":
-        problems.append("vLLM's custom all-reduce with CUDA graphs crashes with expandable segments; remove it")
+        problems.append("vLLM's custom all-reduce with CUDA graphs crashes with expandable segments; remove the option")
     elif expandable and pinned != "Auto" and expandable != str(pinned == "Enabled"):
         problems.append(f"contradicts spec.memory.expandableSegments: {pinned}; remove one of the two")
     return problems

@@ -18,7 +18,7 @@ from rljob_operator.objects.strategic_merge import InvalidTemplate
 
 Expression = dict[str, Any]
 
-GPU_NODES_LACK: list[Expression] = [
+GPU_FREE_NODE_EXPRESSIONS: list[Expression] = [
     {"key": labels.NODE_HAS_GPUS, "operator": "DoesNotExist"},  # set by this operator
     {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]},  # NVIDIA's GPU feature discovery
     {"key": "cloud.google.com/gke-accelerator", "operator": "DoesNotExist"},  # GKE
@@ -42,10 +42,10 @@ def place_controller(spec: dict[str, Any], placement: ControllerPlacement, gpu_r
     which GKE Autopilot refuses in pods without GPUs.
     """
     if placement == "GpuFreeNodes":
-        _require(spec, "matchExpressions", GPU_NODES_LACK)
+        _require(spec, "matchExpressions", GPU_FREE_NODE_EXPRESSIONS)
         return
     given = _node_affinity(spec).get(_PREFERRED) or []
-    preference = {"weight": _MAX_WEIGHT, "preference": {"matchExpressions": GPU_NODES_LACK}}
+    preference = {"weight": _MAX_WEIGHT, "preference": {"matchExpressions": GPU_FREE_NODE_EXPRESSIONS}}
     _set_node_affinity(spec, _PREFERRED, [*given, preference])
     if placement == "AnyNode":
         tolerate_gpu_nodes(spec, gpu_resource)

@@ -27,7 +27,7 @@ _FIXED_FIELDS = {
 }
 _FIXED_CONTROLLER_FIELDS = {
     "automountServiceAccountToken": "the controller reports its steps with the token",
-    "serviceAccountName": "the controller may patch its StepReport by it",
+    "serviceAccountName": "the controller may patch its StepReport with it",
 }
 _FIXED_CONTAINER_FIELDS = {
     **dict.fromkeys(
@@ -46,7 +46,8 @@ _MAX_GRACE_SECONDS = 86_400
 
 
 def merge_template(pod: Pod, template: PodTemplate, path: str) -> Pod:
-    """Return `pod` with `template` over it; neither is changed. `path`: of the template in the manifest, for messages.
+    """Return `pod` with `template` over it; neither is changed. `path`: that of the template in the manifest, for
+    messages.
 
     A container without a name, or named `rljob`, is RLJob's own; others are added. A limit without a request is also
     the request, as always in Kubernetes. Raises InvalidTemplate.

@@ -49,8 +49,8 @@ def strategic_merge(base: dict[str, Any], patch: dict[str, Any], path: str, fiel
     """Return `base` with `patch` over it; neither is changed. null deletes a field, `$patch: delete` or `replace` an
     object.
 
-    `path`: of the patch in the manifest, for messages. `field`: of a pod, as in LIST_KEYS. Raises InvalidTemplate if
-    the patch does not fit.
+    `path`: that of the patch in the manifest, for messages. `field`: name in a pod, see LIST_KEYS. Raises
+    InvalidTemplate if the patch does not fit.
     """
     directive = patch.get("$patch", "merge")
     if directive == "delete":

@@ -63,13 +63,13 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AttemptFailure:
     """Cause of a failed attempt, from which the recovery engine decides what follows."""
 
     final: GiveUpReason | None = None
     """Reason why another attempt could not help; None if it could."""
     evidence: Evidence | None = None
-    """Evidence of an out-of-memory failure, with its diagnoses; None for every other failure."""
+    """Evidence of an out-of-memory failure, with its diagnoses; None for any other failure."""
     pod: ObservedPod | None = None
     """The pod whose memory ran out."""
     advice: str = ""
@@ -86,7 +86,7 @@ class AttemptResult:
     reason: AttemptReason
     message: str
     """Cause, and advice if there is any."""
-    failure: Failure | None = None
+    failure: AttemptFailure | None = None
     """None if the job did not cause the end: it does not count as a restart."""
     exit_code: int | None = None
 

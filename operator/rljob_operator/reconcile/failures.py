@@ -12,7 +12,7 @@ from rljob_api.conditions import AttemptReason
 from rljob_api.exit_codes import ExitCode
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.desired import AttemptResult, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult
 from rljob_operator.reconcile.memory_recovery import (
     evidence_of_exit,
     evidence_of_kill,
@@ -85,9 +85,9 @@ def _completed(view: JobView) -> AttemptResult | None:
         reason, message, failure = AttemptReason.ALL_STEPS_COMMITTED, "all steps are committed", None
     elif view.attempt is not None and committed < view.attempt.from_step:
         message = f"the trainer exited with code 0, but committed only {committed} of {wanted} steps"
-        reason, failure = AttemptReason.ERROR, Failure()
+        reason, failure = AttemptReason.ERROR, AttemptFailure()
     else:
-        message = f"{committed} steps are committed, and algorithm.steps was raised to {wanted} meanwhile"
+        message = f"{committed} steps are committed, and algorithm.steps has been raised to {wanted} since"
         reason, failure = AttemptReason.STEPS_RAISED, None
     return AttemptResult(reason, message, failure, ExitCode.COMPLETE)
 
@@ -97,7 +97,7 @@ def _out_of_host_memory(view: JobView) -> AttemptResult | None:
         if pod.end and pod.end.reason == "OOMKilled":
             message = f"pod {pod.name} ({pod.role}) was OOMKilled: it ran out of host memory"
             evidence = evidence_of_kill(pod, pod.end, message, view)
-            failure = Failure(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
+            failure = AttemptFailure(evidence=evidence, pod=pod, advice=host_memory_advice(pod))
             return AttemptResult(AttemptReason.HOST_OUT_OF_MEMORY, message, failure, pod.end.exit_code)
     return None
 
@@ -129,7 +129,7 @@ def _init_container_failed(view: JobView) -> AttemptResult | None:
         failure = pod.failed_init_container
         if failure and not (pod.disruption or pod.deleting):
             message = failure.message("init container", pod.name)
-            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, message, Failure())
+            return AttemptResult(AttemptReason.INIT_CONTAINER_FAILED, message, AttemptFailure())
     return None
 
 
@@ -139,7 +139,9 @@ def _evicted(view: JobView) -> AttemptResult | None:
         if pod.evicted is not None:
             cause = pod.evicted.rstrip(". ") or "it exceeded a limit of its own"
             message = f"pod {pod.name} was evicted: {cause}; raise that limit in spec.{pod.role}.template"
-            return AttemptResult(AttemptReason.EVICTED, message, Failure(), pod.end.exit_code if pod.end else None)
+            return AttemptResult(
+                AttemptReason.EVICTED, message, AttemptFailure(), pod.end.exit_code if pod.end else None
+            )
     return None
 
 
@@ -171,7 +173,7 @@ def _stopped_or_failed(view: JobView) -> AttemptResult | None:
             return _by_exit_code(pod, pod.end, view)
         if view.own_trainer and pod.role != "controller":
             message = f"pod {pod.name} ended while the controller still runs"
-            return AttemptResult(AttemptReason.WORKER_LOST, message, Failure(), pod.end.exit_code)
+            return AttemptResult(AttemptReason.WORKER_LOST, message, AttemptFailure(), pod.end.exit_code)
     return None
 
 
@@ -217,10 +219,10 @@ def _by_exit_code(pod: ObservedPod, end: ContainerTermination, view: JobView) ->
         meaning = f" ({code.meaning})" if code == end.exit_code else f" ({end.reason})" if end.reason else ""
         text = f": {end.text.strip()}" if end.text.strip() else f"; kubectl logs {pod.name} has more"
         message = f"pod {pod.name} exited with code {end.exit_code}{meaning}{text}"
-    failure = None if code in _UNCOUNTED_CODES else Failure(_FINAL.get(code))
+    failure = None if code in _UNCOUNTED_CODES else AttemptFailure(_FINAL.get(code))
     if code in OUT_OF_MEMORY_CODES:
         evidence = evidence_of_exit(pod, end, message, view)
         full = pod_of(evidence, pod, view)
         advice = f"in pod {full.name}, {host_memory_advice(full)}" if code == ExitCode.HOST_OUT_OF_MEMORY else ""
-        failure = Failure(evidence=evidence, pod=full, advice=advice)
+        failure = AttemptFailure(evidence=evidence, pod=full, advice=advice)
     return AttemptResult(_REASON_OF_CODE.get(code, AttemptReason.ERROR), message, failure, end.exit_code)

@@ -12,7 +12,7 @@ from rljob_api.status import FailureStatus
 from rljob_memory.recovery import Changed, GiveUp, Restart, respond
 from rljob_operator.events import EventReason
 from rljob_operator.reconcile import memory_recovery, timers
-from rljob_operator.reconcile.desired import AttemptResult, Desired, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult, Desired
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.pod_deletion import delete_pods
 from rljob_operator.reconcile.status import StatusDraft, clipped
@@ -78,7 +78,7 @@ def _finish(draft: StatusDraft, view: JobView) -> None:
     draft.reset(ConditionType.MEMORY_PRESSURE)
 
 
-def _recover(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> None:
+def _recover(end: AttemptResult, failure: AttemptFailure, draft: StatusDraft, view: JobView) -> None:
     if failure.evidence is not None:
         memory_recovery.record_failure(failure.evidence, draft)
     state = memory_recovery.recovery_state(draft, view)
@@ -121,7 +121,7 @@ def run_finished(view: JobView, draft: StatusDraft) -> Desired:
     """Release the GPUs of a job, keep its controller pod for its logs, delete it after its time to live, or resume it.
 
     The controller pod, or all pods of another trainer, are kept once their trainer has ended. A pod in which a sidecar
-    keeps running is not: it would hold its node's resources for ever.
+    keeps running is not: it would hold its node's resources forever.
     """
     if _has_more_steps(view):
         _reopen(view, draft)
@@ -167,7 +167,7 @@ def _sidecars_run(pods: list[ObservedPod]) -> str:
 
 
 HOW_TO_RESUME = "The job resumes after a change of its spec; raise spec.retry if nothing else has to change."
-_WITHOUT_EFFECT = {"suspend", "ttl_seconds_after_finished"}
+_FIELDS_WITHOUT_EFFECT = {"suspend", "ttl_seconds_after_finished"}
 """Fields that stop or delete a job: nobody changes them to resume one."""
 
 
@@ -184,7 +184,7 @@ def _reopen(view: JobView, draft: StatusDraft) -> None:
 
 
 def _present_spec(view: JobView) -> FailureStatus:
-    """Return the present spec, as that of a failure."""
+    """Return the record of the present spec, with which a later spec is compared."""
     return FailureStatus(generation=view.observed.generation, spec_digest=_digest(view.job.spec))
 
 
@@ -193,13 +193,13 @@ def _spec_has_changed(view: JobView) -> bool:
 
     A person has to act after a failure, and every message about one names what to change: a setting of the memory, a
     limit of the recovery, a template, the deadline. Instead of a list of changes for each failure, every change of the
-    spec counts, but for fields that cannot affect an attempt. After a failure whose cause was outside the spec,
+    spec counts, except for fields that cannot affect an attempt. After a failure whose cause was outside the spec,
     `spec.retry` is changed.
     """
     failure = view.status.failure
     if failure is None or not view.holds(ConditionType.FAILED):
         return False
-    # The generation too: the defaults of another version of the operator are no change by a person.
+    # The generation too: other defaults of a new version of the operator change the digest.
     return view.observed.generation > failure.generation and _digest(view.job.spec) != failure.spec_digest
 
 
@@ -229,5 +229,5 @@ def _resume(view: JobView, draft: StatusDraft) -> None:
 
 
 def _digest(spec: RLJobSpec) -> str:
-    fields = spec.model_dump(mode="json", by_alias=True, exclude=_WITHOUT_EFFECT, exclude_defaults=True)
+    fields = spec.model_dump(mode="json", by_alias=True, exclude=_FIELDS_WITHOUT_EFFECT, exclude_defaults=True)
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

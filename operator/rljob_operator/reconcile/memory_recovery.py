@@ -20,7 +20,7 @@ from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.state import latest_answer
 from rljob_operator.events import EventReason
 from rljob_operator.objects.pod_layout import predicted_limit_bytes
-from rljob_operator.reconcile.desired import AttemptResult, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedPod
 from rljob_operator.reconcile.placement import can_avoid
 from rljob_operator.reconcile.pods import can_restart_in_place
@@ -31,7 +31,7 @@ from rljob_operator.reconcile.view import JobView, clip_times, elapsed_seconds, 
 # --- Input of the recovery engine ---
 
 
-def failure_report(end: AttemptResult, failure: Failure, draft: StatusDraft, view: JobView) -> FailureReport:
+def failure_report(end: AttemptResult, failure: AttemptFailure, draft: StatusDraft, view: JobView) -> FailureReport:
     *earlier, latest = counted_attempts(draft.status)
     return FailureReport(
         message=end.message,
@@ -61,9 +61,9 @@ def recovery_state(draft: StatusDraft, view: JobView) -> RecoveryState:
 
 
 def constraints_of(pod: ObservedPod | None, view: JobView) -> Constraints:
-    """`pod`: the pod that ran out of memory; None for every other failure."""
+    """`pod`: the pod that ran out of memory; None for any other failure."""
     trainer = view.spec.trainer
-    # The plan keeps workers off nodes, and no controller.
+    # `excludedNodes` of the plan applies to workers only.
     leaves_node = pod is not None and pod.role != "controller" and pod.node is not None and can_avoid(pod.node, view)
     return Constraints(
         settings=view.spec.memory,
@@ -193,7 +193,7 @@ def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> Observed
 
 
 def _plan_followed(view: JobView) -> MemoryPlan | None:
-    """The plan that it failed under, if the trainer follows it: a diagnosis asks whether the engine slept."""
+    """The plan of the failed attempt, if the trainer applies it. A diagnosis needs it to know if the engine slept."""
     trainer = view.spec.trainer
     if trainer is not None and "rolloutSleep" not in trainer.supported_settings:
         return None

@@ -162,7 +162,7 @@ def half_placed_seconds_left(view: JobView) -> float | None:
     if view.spec.gang == "Disabled" or not view.pods:
         return None
     if view.attempt is not None and view.attempt.replacing_pods:
-        return None  # the others work meanwhile
+        return None  # the others continue to work
     if not _is_refused_in_part(view):
         placed = sum(1 for pod in view.pods if pod.node)
         if view.missing or placed in (0, len(view.expected_pods)) or any(pod.in_group for pod in view.pods):

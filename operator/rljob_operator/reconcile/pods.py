@@ -20,7 +20,7 @@ from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.objects.strategic_merge import InvalidTemplate
-from rljob_operator.reconcile.desired import AttemptResult, Desired, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult, Desired
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import controller_placement, gang_of, unplaceable
 from rljob_operator.reconcile.pod_deletion import delete_pods
@@ -151,7 +151,7 @@ def stuck_in_restarts(view: JobView) -> AttemptResult | None:
                 f"pod {pod.name} was restarted in place {restarts} times in this attempt, on node {pod.node}: a "
                 f"container of the template requests restarts; kubectl logs {pod.name} --all-containers shows which"
             )
-            return AttemptResult(AttemptReason.RESTART_LOOP, message, Failure(), ExitCode.RESTART_IN_PLACE)
+            return AttemptResult(AttemptReason.RESTART_LOOP, message, AttemptFailure(), ExitCode.RESTART_IN_PLACE)
     return None
 
 

@@ -13,7 +13,8 @@ from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.view import condition_of, elapsed_seconds
 
 _MAX_MESSAGE_CHARACTERS = 4096
-"""Of a condition. The API allows more, but an object must not be too large for the API server."""
+"""Maximum length of a condition's message. The API allows more, but an object must not be too large for the API
+server."""
 
 _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
@@ -25,7 +26,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.COMPLETE: (ConditionReason.STEPS_REMAIN, "not all steps are committed"),
     ConditionType.FAILED: (ConditionReason.NO_FAILURE, "nothing has failed"),
     ConditionType.READY: (ConditionReason.PENDING, "the pods are being created"),
-    ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no change by a person is needed"),
+    ConditionType.STALLED: (ConditionReason.NOT_STALLED, "no action is needed"),
 }
 
 

@@ -11,7 +11,7 @@ from rljob_api.conditions import AttemptReason, ConditionType
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_api.step_report import StepReportStatus
 from rljob_memory.recovery import GiveUpReason
-from rljob_operator.reconcile.desired import AttemptResult, Failure
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.view import JobView, elapsed_seconds
 
@@ -41,7 +41,7 @@ def deadline_exceeded(view: JobView) -> AttemptResult | None:
         f"the job has run for activeDeadlineSeconds: {view.spec.active_deadline_seconds}; "
         "its committed steps are on its volume"
     )
-    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, Failure(GiveUpReason.DEADLINE_EXCEEDED))
+    return AttemptResult(AttemptReason.DEADLINE_EXCEEDED, message, AttemptFailure(GiveUpReason.DEADLINE_EXCEEDED))
 
 
 def seconds_to_live(view: JobView) -> float | None:
@@ -66,7 +66,7 @@ REQUESTED = frozenset(
         AttemptReason.ALL_STEPS_COMMITTED,
     }
 )
-"""Ends of attempts that are no failures: nothing has to recover from them."""
+"""Ends of attempts that are not failures: nothing has to recover from them."""
 _UNCOUNTED = frozenset({AttemptReason.PODS_DISRUPTED, AttemptReason.INTERRUPTED, AttemptReason.NOT_RESTARTED_IN_PLACE})
 _PROGRESS_WITHOUT_STEPS_SECONDS = 3600.0
 """Another trainer reports no steps: an attempt that lasted this long counts as progress."""
@@ -145,7 +145,7 @@ def cannot_start(view: JobView) -> AttemptResult | None:
             cause = pod.waiting or pod.unschedulable or f"see kubectl describe pod {pod.name}"
             waited = elapsed_seconds(pod.placed_at, view.now)
             message = f"pod {pod.name} has not started after {waited:.0f} s: {cause}"
-            return AttemptResult(AttemptReason.POD_CANNOT_START, message, Failure(final))
+            return AttemptResult(AttemptReason.POD_CANNOT_START, message, AttemptFailure(final))
     return None
 
 
@@ -180,6 +180,7 @@ def _start_seconds_left(pod: ObservedPod, view: JobView) -> float | None:
 _MIN_OVERDUE_SECONDS = 600.0
 """Even if steps are fast: a checkpoint may wait for its volume, a reward for its service."""
 _FACTOR_OF_PREVIOUS_STEP = 20.0
+"""A step is overdue after this many times the duration of the previous one."""
 _FIRST_STEP_SECONDS = 1800.0
 """The first step has no previous step to compare with."""
 

@@ -41,9 +41,9 @@ async def wait_for_crds(client: ApiClient) -> None:
 
 
 async def follow_api_groups(
-    client: ApiClient, found: Callable[[dict[str, str]], None], outdated: asyncio.Event
+    client: ApiClient, on_groups: Callable[[dict[str, str]], None], outdated: asyncio.Event
 ) -> None:
-    """Call `found` with all API groups and their preferred versions, until cancelled.
+    """Call `on_groups` with all API groups and their preferred versions, until cancelled.
 
     They are read every ten minutes and when `outdated` is set, because Volcano and Kueue may be installed later.
     """
@@ -51,7 +51,7 @@ async def follow_api_groups(
     while True:
         outdated.clear()
         try:
-            found(await client.api_groups())
+            on_groups(await client.api_groups())
             known = True
         except ApiError as error:
             _log.warning("cannot read the API groups of the cluster", error=error.message)

@@ -209,14 +209,14 @@ _BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1,
 
 _counter, _gauge = partial(counter, labelnames=tuple(_LABELS)), partial(gauge, labelnames=tuple(_LABELS))
 _histogram = partial(histogram, labelnames=tuple(_LABELS), buckets=_BUCKETS)
-_BY_PRIORITY = (*_LABELS, "priority")
+_PRIORITY_LABELS = (*_LABELS, "priority")
 
-_depth = _gauge("workqueue_depth", "Jobs that wait for a reconcile.", labelnames=_BY_PRIORITY)
+_depth = _gauge("workqueue_depth", "Jobs that wait for a reconcile.", labelnames=_PRIORITY_LABELS)
 _DEPTH = {priority: _depth.labels(**_LABELS, priority=priority) for priority in Priority}
 _ADDS = _counter("workqueue_adds", "Jobs that were queued.").labels(**_LABELS)
 _RETRIES = _counter("workqueue_retries", "Reconciles that failed and are repeated.").labels(**_LABELS)
 _queue_duration = _histogram(
-    "workqueue_queue_duration_seconds", "Seconds that a job waited in the queue.", labelnames=_BY_PRIORITY
+    "workqueue_queue_duration_seconds", "Seconds that a job waited in the queue.", labelnames=_PRIORITY_LABELS
 )
 _QUEUE_DURATION = {priority: _queue_duration.labels(**_LABELS, priority=priority) for priority in Priority}
 _WORK_DURATION = _histogram(

@@ -14,14 +14,14 @@ from rich.console import Console
 from rljob_cluster import cluster, status
 from rljob_cluster.binaries import CONTROL_PLANE, KWOK, MODULES, only
 from rljob_cluster.binaries import build as build_modules
-from rljob_cluster.commands import ClusterError, Progress
+from rljob_cluster.commands import ClusterError, ProgressLines
 from rljob_cluster.control_plane import ControlPlane
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
 
 app = typer.Typer(help="A real Kubernetes on this machine.", no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console()
-progress = Progress(console)
+progress = ProgressLines(console)
 
 
 @app.command()

@@ -22,7 +22,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @dataclass(frozen=True, slots=True)
-class ApiClient:
+class StartupClient:
     """Client of an API server that authenticates by a client certificate."""
 
     url: str
@@ -93,7 +93,7 @@ def _is_established(crd: dict[str, Any]) -> bool:
     return any((condition["type"], condition["status"]) == ("Established", "True") for condition in conditions)
 
 
-def admin_client(layout: ControlPlaneLayout) -> ApiClient:
+def admin_client(layout: ControlPlaneLayout) -> StartupClient:
     """Client with all permissions."""
     authority = layout.authority
-    return ApiClient(layout.url, authority.pair, authority.client("kubeconfig", ADMIN_USER, ADMIN_GROUP))
+    return StartupClient(layout.url, authority.pair, authority.client("kubeconfig", ADMIN_USER, ADMIN_GROUP))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rljob_cluster.commands import ClusterError, Progress
+from rljob_cluster.commands import ClusterError, ProgressLines
 
 SOURCES = Path(__file__).parents[1] / "binaries"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -115,7 +115,7 @@ def require_binaries(directory: Path, names: Iterable[str]) -> None:
 LOG_LINES = 8
 
 
-def build(modules: Iterable[Module], directory: Path, progress: Progress) -> None:
+def build(modules: Iterable[Module], directory: Path, progress: ProgressLines) -> None:
     """Build the programs that `directory` lacks. An interrupted build resumes, because Go caches compiled packages.
 
     Raises ClusterError if Go is missing or a build fails.

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 import yaml
 
 from rljob_cluster import cgroups, machine, node_programs
-from rljob_cluster.api_client import ApiClient, admin_client
+from rljob_cluster.api_client import StartupClient, admin_client
 from rljob_cluster.binaries import KWOK, MODULES, SOURCES, build
-from rljob_cluster.commands import ClusterError, Progress, run
+from rljob_cluster.commands import ClusterError, ProgressLines, run
 from rljob_cluster.control_plane_programs import write_credentials
 from rljob_cluster.images import load_archive, write_pause_archive
 from rljob_cluster.layout import CONTROL_PLANE_ADDRESS, NODES, ClusterLayout, Node
@@ -32,7 +32,7 @@ ANSWER_SECONDS = 60.0
 """Time for the API server of a running cluster to answer. Without an answer, `up` replaces the cluster."""
 
 
-def up(layout: ClusterLayout, progress: Progress) -> None:
+def up(layout: ClusterLayout, progress: ProgressLines) -> None:
     """Start the cluster. If it is running already, only add its missing parts.
 
     Raises ClusterError if the machine lacks a requirement or a part does not start.
@@ -50,7 +50,7 @@ def up(layout: ClusterLayout, progress: Progress) -> None:
     progress.say(f"the cluster is up\nkubectl:    {layout.binaries}/kubectl\nkubeconfig: {layout.kubeconfig}")
 
 
-def down(layout: ClusterLayout, progress: Progress, *, images: bool) -> None:
+def down(layout: ClusterLayout, progress: ProgressLines, *, images: bool) -> None:
     """Stop the cluster and remove its state. Its programs are kept, and its images too unless `images` is true."""
     require_root("stopping a cluster")
     with held(layout.lock), progress.step("stopping the cluster"):
@@ -117,7 +117,7 @@ def install_addons(layout: ClusterLayout) -> None:
     run(*kubectl, "apply", "--server-side", "--field-manager=rljob-cluster", "-f", MANIFESTS / "addons.yaml")
 
 
-def give_gpus(client: ApiClient, node: Node) -> bool:
+def give_gpus(client: StartupClient, node: Node) -> bool:
     """Set the GPUs in the status of the node, whose kubelet finds none. Returns False if the node does not exist."""
     found = {GPU_RESOURCE: str(node.gpus)} if node.gpus else {}
     return client.merge(f"/api/v1/nodes/{node.name}/status", {"status": {"capacity": found, "allocatable": found}})
@@ -144,7 +144,7 @@ def api_answers(layout: ClusterLayout) -> bool:
     return True
 
 
-def is_ready(client: ApiClient, node: Node) -> bool:
+def is_ready(client: StartupClient, node: Node) -> bool:
     answer = client.get(f"/api/v1/nodes/{node.name}")
     return answer is not None and reports_ready(json.loads(answer))
 
@@ -158,7 +158,7 @@ def answers(port: int, path: str) -> bool:
         return False
 
 
-def has_service_account(client: ApiClient) -> bool:
+def has_service_account(client: StartupClient) -> bool:
     return client.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
 
@@ -234,7 +234,7 @@ TAINT = "kwok.x-k8s.io/node"
 STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 
 
-def add_fake_nodes(layout: ClusterLayout, count: int, progress: Progress) -> None:
+def add_fake_nodes(layout: ClusterLayout, count: int, progress: ProgressLines) -> None:
     """Ensure that at least `count` fake nodes exist, every second one with eight GPUs."""
     build([KWOK], layout.binaries, progress)
     with progress.step(f"adding {count} fake nodes"):

@@ -33,7 +33,7 @@ def run(*command: str | Path, input: bytes | None = None) -> str:
 # Progress messages on the terminal, with durations.
 
 
-class Progress:
+class ProgressLines:
     """Prints one line per step, with its seconds. On a terminal, the line counts the seconds while the step runs."""
 
     def __init__(self, console: Console) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_testing.cluster import (
+    AdminKubectl,
     InstalledOperator,
-    Kubectl,
     Object,
     condition,
     digits,
@@ -21,7 +21,7 @@ from tests.e2e.test_built_images import OPERATOR
 
 
 def test_a_job_that_cannot_be_placed_or_started_says_what_is_missing(
-    jobs: Kubectl, operator: InstalledOperator
+    jobs: AdminKubectl, operator: InstalledOperator
 ) -> None:
     def container(**fields: Any) -> dict[str, Any]:
         return {"template": {"spec": {"containers": [{"name": "rljob", **fields}]}}}
@@ -101,7 +101,7 @@ def changes(found: Object) -> list[tuple[str, str]]:
     return [(change["remedy"]["setting"], change["diagnosis"]["class"]) for change in made]
 
 
-def test_a_job_avoids_the_node_of_a_foreign_process(jobs: Kubectl) -> None:
+def test_a_job_avoids_the_node_of_a_foreign_process(jobs: AdminKubectl) -> None:
     jobs.apply(job("moves", stranger_on="cpu-node", affinity=rather_on("cpu-node")))
     found = jobs.wait("rljob", "moves", finished, ENDED_WITHIN_SECONDS)
 

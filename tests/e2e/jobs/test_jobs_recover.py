@@ -9,7 +9,7 @@ from rljob_api.quantity import quantity_bytes
 from rljob_operator import labels
 from rljob_testing.cluster import (
     NAMESPACE,
-    Kubectl,
+    AdminKubectl,
     Object,
     account,
     at_step,
@@ -26,7 +26,7 @@ WITHOUT_RAYS_MONITOR = {"name": "RAY_memory_monitor_refresh_ms", "value": "0"}
 
 
 def worker(**pod_spec: Any) -> Object:
-    """Of the policy: a template, and no GPU."""
+    """A policy's worker: a template, and no GPU."""
     return {"gpusPerReplica": 0, "template": {"spec": pod_spec}}
 
 
@@ -43,7 +43,7 @@ def changes(job: Object) -> list[str]:
     return [change["remedy"]["setting"] for change in status(job)["planChanges"]]
 
 
-def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kubectl) -> None:
+def test_small_host_memory_and_dev_shm_are_enlarged(jobs: AdminKubectl, kubectl: AdminKubectl) -> None:
     small_shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "600Mi"}}
     jobs.apply(
         digits("host", policy=limited("800Mi", WITHOUT_RAYS_MONITOR), recovery={"maxHostMemory": "4Gi"}),
@@ -51,7 +51,7 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kube
     )
     jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"), PATIENCE_SECONDS)
     wait_for_event(jobs, "host", "PlanChanged")  # written after the status: a killed operator may lose it
-    system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
+    system = AdminKubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
 
     job = jobs.wait("rljob", "host", finished, PATIENCE_SECONDS)
@@ -74,7 +74,7 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: Kubectl, kubectl: Kube
     assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] == "SharedMemory"
 
 
-def test_a_lost_process_costs_no_pod_its_place(jobs: Kubectl) -> None:
+def test_a_lost_process_costs_no_pod_its_place(jobs: AdminKubectl) -> None:
     lost = {"class": "WorkerLost", "phase": "update", "step": 3}
     jobs.apply(digits(algorithm={"steps": 300}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))
     jobs.wait("rljob", "digits", holds("Scheduled"))
@@ -114,7 +114,7 @@ def two_policy_pods_are_ready(job: Object) -> bool:
     return {"role": "policy", "desired": 2, "ready": 2} in status(job).get("pods", [])
 
 
-def test_a_policy_with_no_setting_left_to_change_gets_a_second_pod(jobs: Kubectl) -> None:
+def test_a_policy_with_no_setting_left_to_change_gets_a_second_pod(jobs: AdminKubectl) -> None:
     steps = 60
     spike = {"class": "ActivationSpike", "phase": "update", "step": 8, "times": 2}
     jobs.apply(

@@ -13,8 +13,8 @@ from rljob_cluster.layout import ClusterLayout
 from rljob_testing import hub_server
 from rljob_testing.cluster import (
     NAMESPACE,
+    AdminKubectl,
     InstalledOperator,
-    Kubectl,
     at_step,
     attempt,
     condition,
@@ -30,7 +30,7 @@ from tests.e2e.test_built_images import TRAINER
 
 
 def test_the_example_trains_while_the_operator_is_upgraded(
-    jobs: Kubectl, operator: InstalledOperator, kubectl: Kubectl
+    jobs: AdminKubectl, operator: InstalledOperator, kubectl: AdminKubectl
 ) -> None:
     jobs.apply(digits())
     jobs.wait("rljob", "digits", holds("Scheduled"))
@@ -39,7 +39,7 @@ def test_the_example_trains_while_the_operator_is_upgraded(
     assert worker["spec"]["nodeName"] == "gpu-node"
     assert "nvidia.com/gpu" not in json.dumps(controller["spec"]["containers"][0]["resources"])
 
-    system = Kubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
+    system = AdminKubectl(kubectl.program, kubectl.kubeconfig, NAMESPACE)
     system("delete", "pod", "-l", "app.kubernetes.io/name=rljob-operator", "--grace-period=0", "--force")
     jobs.wait("stepreport", "digits", at_step(1), PATIENCE_SECONDS)
     operator.install("log.level=debug")
@@ -73,9 +73,9 @@ FILES = {
 
 
 def test_a_deleted_worker_and_a_drained_node_cost_no_step(
-    jobs: Kubectl, cluster: ClusterLayout, kubectl: Kubectl, tmp_path: Path
+    jobs: AdminKubectl, cluster: ClusterLayout, kubectl: AdminKubectl, tmp_path: Path
 ) -> None:
-    steps = 400  # of less than 0.1 s: enough for what is done to the job meanwhile
+    steps = 400  # of less than 0.1 s: enough for all that is done to the job
     task = {"name": "jsonl", "args": {"path": "prompts.jsonl"}, "reward": "rewards:share"}
     task["files"] = {"configMap": "my-task"}
     start_hub(jobs)
@@ -122,7 +122,7 @@ def test_a_deleted_worker_and_a_drained_node_cost_no_step(
     assert "fetch" not in jobs("get", "pods", "-o", "name")
 
 
-def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -> None:
+def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: AdminKubectl) -> None:
     policy = {"gpusPerReplica": 0, "template": on_node("gpu-node")}
     rollout = {"replicas": 2, "gpusPerReplica": 0, "template": on_node("cpu-node")}
     more_than_needed = {"steps": 50_000}
@@ -144,7 +144,7 @@ def test_a_lost_rollout_pod_is_replaced_while_another_generates(jobs: Kubectl) -
     assert steps == list(range(1, len(steps) + 1))
 
 
-def wait_for_engines(jobs: Kubectl, after: int, *engines: str) -> int:
+def wait_for_engines(jobs: AdminKubectl, after: int, *engines: str) -> int:
     """The first step after `after` whose rollouts come from exactly these engines, once it is committed."""
 
     def look() -> int | None:
@@ -167,7 +167,7 @@ def on_node(name: str) -> dict[str, object]:
     return {"spec": {"nodeSelector": selector, "tolerations": [{"operator": "Exists"}], "containers": [container]}}
 
 
-def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subprocess.CompletedProcess[str]:
+def fetch(cluster: ClusterLayout, jobs: AdminKubectl, job: str, output: Path) -> subprocess.CompletedProcess[str]:
     """`rljob fetch` in the namespace of the test."""
     command = [sys.executable, "-m", "rljob_client", "fetch", job, "-n", jobs.namespace, "-o", str(output)]
     path = f"{cluster.binaries}{os.pathsep}{os.environ['PATH']}"
@@ -178,7 +178,7 @@ def fetch(cluster: ClusterLayout, jobs: Kubectl, job: str, output: Path) -> subp
 MODEL = digits()["spec"]["model"]["uri"]
 
 
-def start_hub(jobs: Kubectl) -> None:
+def start_hub(jobs: AdminKubectl) -> None:
     """A hub with a tiny model in the test's namespace."""
     make = f"from rljob_trainer.models.resolve import resolve_model as r; print(r('{MODEL}'))"
     script = f'exec python /hub/hub_server.py "$(python -c "{make}")" 6443'
@@ -208,12 +208,12 @@ def start_hub(jobs: Kubectl) -> None:
     jobs("wait", "--for=condition=Ready", "pod/hub", "--timeout=420s")
 
 
-def _steps(kubectl: Kubectl) -> list[int]:
+def _steps(kubectl: AdminKubectl) -> list[int]:
     """The committed steps, in the order of the ledger."""
     return [record["step"] for record in _ledger(kubectl) if record["kind"] == "step"]
 
 
-def _ledger(kubectl: Kubectl) -> list[dict[str, Any]]:
+def _ledger(kubectl: AdminKubectl) -> list[dict[str, Any]]:
     """The job's ledger, read from the volume's folder on this machine."""
     claim = kubectl.get("pvc", "digits-checkpoints")
     volume = kubectl.get("pv", claim["spec"]["volumeName"])["spec"]

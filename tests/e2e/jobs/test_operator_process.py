@@ -1,4 +1,4 @@
-"""The operator beside everything that is killed or hostile, and without anything left of it."""
+"""The operator with processes that are killed and tenants that are hostile; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster import InstalledOperator, Kubectl, digits, holds
+from rljob_testing.cluster import AdminKubectl, InstalledOperator, digits, holds
 from rljob_testing.soak.cluster import SoakCluster
 from rljob_testing.soak.report import problems, row
 from rljob_testing.soak.soak import SoakSettings, run_soak
@@ -33,7 +33,7 @@ def test_jobs_complete_and_nothing_is_left_whatever_is_killed_meanwhile(soaked: 
     assert sum(recorded["hostile_objects"].values()) > 50
 
 
-def test_jobs_outlive_the_operator_and_go_without_it(jobs: Kubectl, operator: InstalledOperator) -> None:
+def test_jobs_outlive_the_operator_and_go_without_it(jobs: AdminKubectl, operator: InstalledOperator) -> None:
     jobs.apply(digits("kept", suspend=True), digits("deleted", suspend=True))
     for name in ("kept", "deleted"):
         job = jobs.wait("rljob", name, holds("Suspended"))

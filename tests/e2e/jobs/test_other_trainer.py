@@ -11,8 +11,8 @@ import yaml
 
 from rljob_cluster.images import load
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.cluster import InstalledOperator, Kubectl, Object, finished, holds, status, wait_for_event
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.cluster import AdminKubectl, InstalledOperator, Object, finished, holds, status, wait_for_event
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.patience import PATIENCE_SECONDS, eventually
 from rljob_testing.repository import ROOT
 from tests.e2e.image_container import build_images
@@ -28,7 +28,7 @@ def trl(operator: InstalledOperator, cluster: ClusterLayout) -> Object:
     return job
 
 
-def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: Kubectl, trl: Object) -> None:
+def test_trl_gets_more_host_memory_and_resumes_from_its_checkpoint(jobs: AdminKubectl, trl: Object) -> None:
     jobs.apply(trl)
     job = jobs.wait("rljob", "trl", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
@@ -52,7 +52,7 @@ def container_with(memory: str) -> Object:
     return {"resources": {"requests": {"cpu": "500m"}, "limits": {"memory": memory}}}
 
 
-def _steps_of_the_second_attempt(kubectl: Kubectl) -> list[int]:
+def _steps_of_the_second_attempt(kubectl: AdminKubectl) -> list[int]:
     """Steps that the pod's trainer did itself, by TRL's own record, which a checkpoint takes along."""
     claim = kubectl.get("pvc", "trl-checkpoints")
     volume: dict[str, Any] = kubectl.get("pv", claim["spec"]["volumeName"])["spec"]
@@ -64,7 +64,7 @@ def _steps_of_the_second_attempt(kubectl: Kubectl) -> list[int]:
     return list(range(9 - done, 9))
 
 
-def test_an_adapter_makes_trl_fit_its_memory_limit(jobs: Kubectl, trl: Object) -> None:
+def test_an_adapter_makes_trl_fit_its_memory_limit(jobs: AdminKubectl, trl: Object) -> None:
     """The same script and limit: the operator may raise no limit, so that the adapter has to."""
     spec = {
         **trl["spec"],
@@ -120,9 +120,9 @@ def job(program: str) -> Object:
     ],
 )
 def test_a_job_that_runs_out_of_memory_gets_events(
-    jobs: Kubectl, cluster: ClusterLayout, program: str, cause: str
+    jobs: AdminKubectl, cluster: ClusterLayout, program: str, cause: str
 ) -> None:
-    api = ApiClient.from_kubeconfig(cluster.kubeconfig)
+    api = ResourceClient.from_kubeconfig(cluster.kubeconfig)
     jobs.apply(job(program))
 
     def seen() -> list[Object]:

@@ -17,7 +17,7 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import build_job_objects
 from rljob_operator.settings import OperatorSettings
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ResourceClient, refusal
 from rljob_testing.patience import eventually
 from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object, job
 
@@ -44,9 +44,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiClient]:
+def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ResourceClient]:
     """An administrator, once the policy is in force."""
-    api = ApiClient.from_kubeconfig(control_plane.kubeconfig)
+    api = ResourceClient.from_kubeconfig(control_plane.kubeconfig)
     command_line.helm("install", RELEASE, str(CHART), "--set-json", f"admissionPolicy={json.dumps(VALUES)}")
     control_plane.wait_established()
     eventually(lambda: policy_refuses(api, worker({"hostNetwork": True})), "the policy to be in force")
@@ -57,13 +57,13 @@ def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiC
     command_line.kubectl("delete", "crd", "--all")
 
 
-def dry_run(api: ApiClient, spec: Object, **metadata: Any) -> Object:
+def dry_run(api: ResourceClient, spec: Object, **metadata: Any) -> Object:
     body = manifest(spec)
     body["metadata"] |= metadata
     return api.request("POST", RLJOBS, body, params={"dryRun": "All"})
 
 
-def policy_refuses(api: ApiClient, spec: Object) -> bool:
+def policy_refuses(api: ResourceClient, spec: Object) -> bool:
     """False also if the API server refuses the job for another reason, as before it serves the CRD."""
     refused = refusal(dry_run, api, spec)
     return refused is not None and POLICY in refused.message
@@ -277,7 +277,9 @@ REFUSED: list[tuple[str, Object]] = [
 """A part of the message, and the spec of a job."""
 
 
-def test_the_api_servers_type_checker_finds_no_mistake_in_the_policy(api: ApiClient, command_line: CommandLine) -> None:
+def test_the_api_servers_type_checker_finds_no_mistake_in_the_policy(
+    api: ResourceClient, command_line: CommandLine
+) -> None:
     def status() -> Object:
         policy = command_line.get("validatingadmissionpolicy", "rljob-system-rljob-operator-rljobs")
         return dict(policy.get("status", {}))
@@ -286,7 +288,7 @@ def test_the_api_servers_type_checker_finds_no_mistake_in_the_policy(api: ApiCli
     assert status()["typeChecking"] == {}
 
 
-def test_the_policy_accepts(api: ApiClient) -> None:
+def test_the_policy_accepts(api: ResourceClient) -> None:
     """And Pod Security `restricted` accepts the pods."""
     for spec in ACCEPTED:
         assert refusal(dry_run, api, spec) is None, spec
@@ -294,7 +296,7 @@ def test_the_policy_accepts(api: ApiClient) -> None:
             assert refusal(create_pod, api, pod) is None, spec
 
 
-def test_the_policy_refuses(api: ApiClient) -> None:
+def test_the_policy_refuses(api: ResourceClient) -> None:
     for message_part, spec in REFUSED:
         refused = refusal(dry_run, api, spec)
         assert refused is not None, spec
@@ -302,7 +304,7 @@ def test_the_policy_refuses(api: ApiClient) -> None:
         assert message_part in refused.message
 
 
-def test_the_policy_limits_queues_and_their_priorities(api: ApiClient) -> None:
+def test_the_policy_limits_queues_and_their_priorities(api: ResourceClient) -> None:
     def refused(**metadata: Object) -> str:
         found = refusal(dry_run, api, {}, **metadata)
         return found.message if found else ""
@@ -323,7 +325,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_the_page_has_the_verdict_on_every_field_of_kubernetes(api: ApiClient, kind: str) -> None:
+def test_the_page_has_the_verdict_on_every_field_of_kubernetes(api: ResourceClient, kind: str) -> None:
     """The page names each field of the API server's own description once, and the policy refuses those that it says."""
     served = api.request("GET", "/openapi/v3/api/v1")["components"]["schemas"][f"io.k8s.api.core.v1.{kind}"]
     rows = [row for row in fields_table() if row[0] == kind]
@@ -350,7 +352,7 @@ def fields_table() -> Iterator[tuple[str, list[str], str]]:
                 yield kind, re.findall(r"`(\w+)`", names), verdict
 
 
-def test_a_typical_large_template_is_cheap_enough_to_check(api: ApiClient, command_line: CommandLine) -> None:
+def test_a_typical_large_template_is_cheap_enough_to_check(api: ResourceClient, command_line: CommandLine) -> None:
     """With the default limit of its size, and as many variables, volumes and mounts as a job may have in practice."""
     variables = [{"name": f"NCCL_SETTING_{i}", "value": "x" * 40} for i in range(500)]
     volumes = [{"name": f"data-{i}", "persistentVolumeClaim": {"claimName": f"data-{i}"}} for i in range(60)]
@@ -390,7 +392,7 @@ POWERS = {
 """A job for each row of docs/security.md."""
 
 
-def test_the_table_of_powers_holds(api: ApiClient) -> None:
+def test_the_table_of_powers_holds(api: ResourceClient) -> None:
     table = (EXAMPLES.parent / "docs" / "security.md").read_text().partition("| power |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines()[2:]]
     assert sorted(power for power, _, _ in rows) == sorted(POWERS)
@@ -400,7 +402,7 @@ def test_the_table_of_powers_holds(api: ApiClient) -> None:
         assert by_policy.startswith("refused" if refusal(dry_run, api, POWERS[power]) else "allowed"), power
 
 
-def test_the_policy_accepts_the_examples(api: ApiClient) -> None:
+def test_the_policy_accepts_the_examples(api: ResourceClient) -> None:
     examples = sorted(EXAMPLES.glob("*.yaml"))
     assert examples
     for document in (found for example in examples for found in yaml.safe_load_all(example.read_text())):
@@ -408,7 +410,7 @@ def test_the_policy_accepts_the_examples(api: ApiClient) -> None:
         api.request("POST", RLJOBS, document, params={"dryRun": "All"})
 
 
-def test_a_job_of_before_the_policy_may_change_in_other_fields(api: ApiClient, command_line: CommandLine) -> None:
+def test_a_job_of_before_the_policy_may_change_in_other_fields(api: ResourceClient, command_line: CommandLine) -> None:
     """Its finalizer can be taken off, or it could never be deleted."""
     binding = "validatingadmissionpolicybinding/rljob-system-rljob-operator-rljobs"
     saved = command_line.get(binding)
@@ -443,7 +445,7 @@ def pods_of(spec: Object) -> list[Object]:
     return list(build_job_objects(attempt, "a-token").pods)
 
 
-def create_pod(api: ApiClient, pod: Object) -> None:
+def create_pod(api: ResourceClient, pod: Object) -> None:
     """In a dry run, without names of objects that other admission plugins look for."""
     pod = copy.deepcopy(pod)
     for field in ("serviceAccountName", "priorityClassName", "runtimeClassName"):

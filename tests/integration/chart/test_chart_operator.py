@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rljob_cluster.control_plane import ControlPlane
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.manifests import node, node_status
 from rljob_testing.operator.operator_process import OperatorProcess, kept_running, write_kubeconfig
 from rljob_testing.patience import eventually
@@ -52,7 +52,7 @@ def operator(
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", control_plane.url, token, control_plane.ca)
     operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", next(ports), next(ports), settings)
     operator.start()
-    with kept_running(operator, ApiClient.from_kubeconfig(control_plane.kubeconfig), RELEASE_NAMESPACE):
+    with kept_running(operator, ResourceClient.from_kubeconfig(control_plane.kubeconfig), RELEASE_NAMESPACE):
         yield operator
     operator.stop()
 
@@ -182,7 +182,7 @@ def test_the_readmes_commands_do_without_the_hook(command_line: CommandLine, ins
 
 
 def test_without_remove_finalizers_there_is_no_hook(command_line: CommandLine) -> None:
-    """As the README of the chart advises for Argo CD, some versions of which run only Jobs as hooks."""
+    """The chart's README advises this for Argo CD, some versions of which run only Jobs as hooks."""
     assert "helm.sh/hook:" in command_line.helm("template", RELEASE, str(CHART))
     values = ("--set", "uninstall.removeFinalizers=false")
     assert "helm.sh/hook:" not in command_line.helm("template", RELEASE, str(CHART), *values)

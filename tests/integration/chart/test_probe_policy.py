@@ -10,7 +10,7 @@ import yaml
 
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.objects import probe
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.patience import eventually
 from rljob_testing.repository import ROOT
 from tests.integration.chart.conftest import CHART, RELEASE, CommandLine, Object
@@ -26,9 +26,9 @@ RESTRICTED = {
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ApiClient]:
+def api(control_plane: ControlPlane, command_line: CommandLine) -> Iterator[ResourceClient]:
     """An administrator, once the policy is in force; the namespace admits only `restricted` pods."""
-    api = ApiClient.from_kubeconfig(control_plane.kubeconfig)
+    api = ResourceClient.from_kubeconfig(control_plane.kubeconfig)
     command_line.helm("install", RELEASE, str(CHART), "--set", "podDiagnosis.enabled=true")
     eventually(lambda: api.find("serviceaccounts", "default", "team-a"), "the namespace to have its ServiceAccount")
     eventually(lambda: injected(admitted(api, pod())), "the policy to be in force")
@@ -52,7 +52,7 @@ def container(name: str = "trainer", **fields: Any) -> Object:
     return {"name": name, "image": "trl:1", "securityContext": RESTRICTED, **fields}
 
 
-def admitted(api: ApiClient, manifest: Object) -> Object:
+def admitted(api: ResourceClient, manifest: Object) -> Object:
     """The pod's spec as it would be stored."""
     spec: Object = api.request("POST", PODS, manifest, params={"dryRun": "All"})["spec"]
     return spec
@@ -70,7 +70,7 @@ def mounts(container: Object) -> dict[str, Object]:
     return {mount["mountPath"]: mount for mount in container["volumeMounts"] if mount["name"] == "rljob-probe"}
 
 
-def test_a_labelled_pod_gets_the_probe_of_the_operators_image(api: ApiClient) -> None:
+def test_a_labelled_pod_gets_the_probe_of_the_operators_image(api: ResourceClient) -> None:
     spec = admitted(api, pod(container(terminationMessagePath="/tmp/end")))
     [copying], [trainer] = spec["initContainers"], spec["containers"]
     assert copying["image"].startswith("localhost/rljob/operator:")
@@ -85,7 +85,7 @@ def test_a_labelled_pod_gets_the_probe_of_the_operators_image(api: ApiClient) ->
     assert volume["emptyDir"] == {"sizeLimit": "20Mi"}
 
 
-def test_the_rest_of_the_pod_stays_as_it_is(api: ApiClient) -> None:
+def test_the_rest_of_the_pod_stays_as_it_is(api: ResourceClient) -> None:
     given = pod(
         container(
             env=[{"name": "A", "value": "1"}],
@@ -111,7 +111,7 @@ def test_the_rest_of_the_pod_stays_as_it_is(api: ApiClient) -> None:
     assert with_probe == without
 
 
-def test_a_pythonpath_of_the_pod_is_extended_or_left_alone(api: ApiClient) -> None:
+def test_a_pythonpath_of_the_pod_is_extended_or_left_alone(api: ResourceClient) -> None:
     twice = [{"name": "PYTHONPATH", "value": "/a:/b"}, {"name": "PYTHONPATH", "value": "/c"}]
     by_reference = [{"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     containers = [container("once", env=twice[:1]), container("twice", env=twice), container("ref", env=by_reference)]
@@ -121,7 +121,7 @@ def test_a_pythonpath_of_the_pod_is_extended_or_left_alone(api: ApiClient) -> No
     assert "RLJOB_PROBE_NOTES" not in variables(of_reference)
 
 
-def test_other_pods_get_no_probe(api: ApiClient) -> None:
+def test_other_pods_get_no_probe(api: ResourceClient) -> None:
     others = {
         "no label": pod(labels={}),
         "another value": pod(labels={"rljob.dev/diagnose": "false"}),
@@ -132,7 +132,7 @@ def test_other_pods_get_no_probe(api: ApiClient) -> None:
     assert [name for name, manifest in others.items() if injected(admitted(api, manifest))] == []
 
 
-def test_the_pods_of_a_job_get_the_probe_from_its_template(api: ApiClient) -> None:
+def test_the_pods_of_a_job_get_the_probe_from_its_template(api: ResourceClient) -> None:
     template = pod(restartPolicy="Never")
     template["metadata"] = {"labels": LABEL}
     spec = {"template": {"metadata": template["metadata"], "spec": template["spec"]}}
@@ -144,7 +144,7 @@ def test_the_pods_of_a_job_get_the_probe_from_its_template(api: ApiClient) -> No
     assert injected(made["spec"])
 
 
-def test_every_pod_template_of_the_examples_gets_the_probe(api: ApiClient) -> None:
+def test_every_pod_template_of_the_examples_gets_the_probe(api: ResourceClient) -> None:
     examples = sorted((ROOT / "examples" / "workloads").glob("*.yaml"))
     templates = [found for example in examples for found in pod_templates(yaml.safe_load(example.read_text()))]
     assert len(templates) >= len(examples) > 0

@@ -16,7 +16,7 @@ from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.commands import ClusterError
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
 from rljob_testing.operator.operator_process import (
@@ -65,13 +65,13 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory, ports: Iterator[int]
 
 
 @pytest.fixture(scope="session")
-def api(control_plane: ControlPlane) -> ApiClient:
+def api(control_plane: ControlPlane) -> ResourceClient:
     """The API server, as an administrator."""
-    return ApiClient.from_kubeconfig(control_plane.kubeconfig)
+    return ResourceClient.from_kubeconfig(control_plane.kubeconfig)
 
 
 @pytest.fixture
-def new_namespace(api: ApiClient) -> Iterator[Callable[[], str]]:
+def new_namespace(api: ResourceClient) -> Iterator[Callable[[], str]]:
     """Makes namespaces that admit only `restricted` pods. They go after the test, with all that is in them."""
     names: list[str] = []
 
@@ -157,7 +157,7 @@ def proxy(control_plane: ControlPlane, ports: Iterator[int]) -> Iterator[FaultPr
 
 
 @pytest.fixture(scope="session")
-def kubelet(api: ApiClient) -> Iterator[SimulatedKubelet]:
+def kubelet(api: ResourceClient) -> Iterator[SimulatedKubelet]:
     """Two nodes, one with eight GPUs, and the hand that moves their pods."""
     kubelet = SimulatedKubelet(api)
     kubelet.start()
@@ -167,7 +167,7 @@ def kubelet(api: ApiClient) -> Iterator[SimulatedKubelet]:
 
 @pytest.fixture(scope="session")
 def operator_kubeconfig(
-    control_plane: ControlPlane, api: ApiClient, proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory
+    control_plane: ControlPlane, api: ResourceClient, proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The operator's way to the API server: the chart's rights, through the proxy."""
     token = install(api, control_plane.kubectl.with_name("helm"), OPERATOR_NAMESPACE, diagnose_pods=True)
@@ -176,7 +176,7 @@ def operator_kubeconfig(
 
 @pytest.fixture(scope="session")
 def shared_operator(
-    operator_kubeconfig: Path, api: ApiClient, kubelet: SimulatedKubelet, ports: Iterator[int]
+    operator_kubeconfig: Path, api: ResourceClient, kubelet: SimulatedKubelet, ports: Iterator[int]
 ) -> Iterator[OperatorProcess]:
     operator = OperatorProcess(
         operator_kubeconfig, operator_kubeconfig.with_name("log"), next(ports), next(ports), SETTINGS
@@ -188,7 +188,7 @@ def shared_operator(
 
 
 @pytest.fixture
-def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProcess:
+def operator(shared_operator: OperatorProcess, api: ResourceClient) -> OperatorProcess:
     """The operator, running; tests share one process, and may kill it."""
     if shared_operator.crashed:  # if it lost its Lease, `kept_running` starts it again
         forget_leader(api)
@@ -198,7 +198,7 @@ def operator(shared_operator: OperatorProcess, api: ApiClient) -> OperatorProces
 
 
 @pytest.fixture
-def restarted_with(operator: OperatorProcess, api: ApiClient) -> RestartedWith:
+def restarted_with(operator: OperatorProcess, api: ResourceClient) -> RestartedWith:
     """A context manager within which the operator has other settings: `with restarted_with(start_timeout_seconds=3)`.
 
     Pods that are to start while a limit is short can miss it on a busy machine: start them outside.
@@ -225,7 +225,7 @@ def job(new_job: NewJob, namespace: str) -> WatchedJob:
 
 @pytest.fixture
 def new_job(
-    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, new_namespace: Callable[[], str]
+    operator: OperatorProcess, api: ResourceClient, kubelet: SimulatedKubelet, new_namespace: Callable[[], str]
 ) -> Iterator[NewJob]:
     """Returns jobs that are not yet created: `new_job(namespace, name)`, or in a namespace of its own, `new_job()`."""
     namespaces: set[str] = set()

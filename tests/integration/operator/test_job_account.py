@@ -10,7 +10,7 @@ from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ResourceClient, refusal
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import token_of
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
@@ -19,7 +19,9 @@ from rljob_testing.patience import eventually
 
 
 @pytest.fixture
-def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kubelet: SimulatedKubelet) -> ApiClient:
+def pod_client(
+    job: WatchedJob, api: ResourceClient, control_plane: ControlPlane, kubelet: SimulatedKubelet
+) -> ResourceClient:
     """The API server as the controller pod of `job` sees it; a job `other` is in the same namespace."""
     WatchedJob(api, kubelet, job.namespace, "other").create()
     pod = job.create().wait_for_pods(2) and job.controller_pod()
@@ -30,18 +32,18 @@ def pod_client(job: WatchedJob, api: ApiClient, control_plane: ControlPlane, kub
     return client
 
 
-def wait_for_rules(api: ApiClient, client: ApiClient, control_plane: ControlPlane, namespace: str) -> None:
+def wait_for_rules(api: ResourceClient, client: ResourceClient, control_plane: ControlPlane, namespace: str) -> None:
     """The account's Role and the policy are in force a moment after they are stored. `client`: the controller pod."""
     of_no_pod = api.as_token(token_of(api, namespace, SHARED_ACCOUNT), control_plane.ca)
 
-    def may_write(client: ApiClient) -> bool:
+    def may_write(client: ResourceClient) -> bool:
         return refusal(client.merge, "stepreports", "job", {}, namespace, "status") is None
 
     eventually(lambda: may_write(client) and not may_write(of_no_pod), "Role and policy to be in force")
 
 
 def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
-    pod_client: ApiClient, api: ApiClient, namespace: str
+    pod_client: ResourceClient, api: ResourceClient, namespace: str
 ) -> None:
     pod_client.apply(
         "stepreports",
@@ -101,7 +103,7 @@ def test_a_pod_reports_to_its_own_object_and_may_do_nothing_else(
 
 
 def test_only_the_token_of_the_controller_pod_writes_its_report(
-    job: WatchedJob, api: ApiClient, control_plane: ControlPlane, namespace: str
+    job: WatchedJob, api: ResourceClient, control_plane: ControlPlane, namespace: str
 ) -> None:
     """RBAC lets the account write every report of the namespace: the policy asks for the pod of the token."""
     borrowed = {"template": {"spec": {"serviceAccountName": SHARED_ACCOUNT, "automountServiceAccountToken": True}}}
@@ -123,13 +125,13 @@ def test_only_the_token_of_the_controller_pod_writes_its_report(
             assert "only the controller pod job-controller may write the StepReport job" in refused.message
 
 
-def uids(api: ApiClient, namespace: str) -> list[str]:
+def uids(api: ResourceClient, namespace: str) -> list[str]:
     names = ("serviceaccounts", "roles", "rolebindings")
     return [api.get(resource, SHARED_ACCOUNT, namespace)["metadata"]["uid"] for resource in names]
 
 
 def test_the_account_is_written_once_and_goes_with_no_job(
-    job: WatchedJob, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy, namespace: str
+    job: WatchedJob, api: ResourceClient, kubelet: SimulatedKubelet, proxy: FaultProxy, namespace: str
 ) -> None:
     pods = job.create().wait_for_pods(2)
     mounted = {name: pod["spec"].get("automountServiceAccountToken") for name, pod in pods.items()}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rljob_api.custom_resource import rljob_definition
-from rljob_testing.operator.api_client import ApiClient, ApiError, refusal
+from rljob_testing.operator.api_client import RequestRefused, ResourceClient, refusal
 from rljob_testing.operator.manifests import job
 from rljob_testing.repository import ROOT
 from tests.integration.operator.conftest import Kubectl
@@ -113,14 +113,14 @@ CONFLICTS: list[tuple[str, Object]] = [
 """The field of `spec` that the API server names, and a spec that breaks one rule between fields."""
 
 
-def refused_job(api: ApiClient, namespace: str, manifest: Object) -> ApiError:
+def refused_job(api: ResourceClient, namespace: str, manifest: Object) -> RequestRefused:
     error = refusal(api.create, "rljobs", manifest, namespace)
     assert error is not None
     assert error.status in (400, 422)
     return error
 
 
-def test_every_rule_between_fields_is_enforced_and_names_one_field(api: ApiClient, namespace: str) -> None:
+def test_every_rule_between_fields_is_enforced_and_names_one_field(api: ResourceClient, namespace: str) -> None:
     refused = [(field, refused_job(api, namespace, job(**invalid)).causes) for field, invalid in CONFLICTS]
     assert [[named for named, _ in causes] for _, causes in refused] == [[f"spec.{field}"] for field, _ in refused]
     refused += [("name", refused_job(api, namespace, job(name)).causes) for name in ("a" * 49, "1st")]
@@ -129,7 +129,7 @@ def test_every_rule_between_fields_is_enforced_and_names_one_field(api: ApiClien
     api.create("rljobs", job("a" * 48), namespace)
 
 
-def test_a_value_out_of_bounds_is_refused_by_name(api: ApiClient, namespace: str) -> None:
+def test_a_value_out_of_bounds_is_refused_by_name(api: ResourceClient, namespace: str) -> None:
     invalid: list[tuple[str, Any, str]] = [
         ("algorithm.steps", 0, "greater than or equal to 1"),
         ("algorithm.steps", "many", "must be of type integer"),
@@ -152,7 +152,7 @@ def test_kubectl_apply_shows_what_to_write_instead(kubectl: Kubectl) -> None:
     assert "write gang: Auto, or remove queueName" in shown.stderr
 
 
-def test_the_smallest_manifest_gets_every_default(api: ApiClient, namespace: str) -> None:
+def test_the_smallest_manifest_gets_every_default(api: ResourceClient, namespace: str) -> None:
     spec = {"model": {"uri": "hf://org/name"}, "task": {"name": "digits"}, "algorithm": {"steps": 3}}
     stored = api.create("rljobs", job() | {"spec": spec}, namespace)["spec"]
     assert stored["topology"] == "Colocated"
@@ -236,7 +236,7 @@ def schema_at(path: str) -> Object:
     return schema
 
 
-def test_every_field_that_cannot_change_is_refused_when_it_does(api: ApiClient, namespace: str) -> None:
+def test_every_field_that_cannot_change_is_refused_when_it_does(api: ResourceClient, namespace: str) -> None:
     jobs = [api.create("rljobs", manifest, namespace) for manifest in WHOLE]
     assert len(IMMUTABLE) > 30
     passed = []
@@ -253,7 +253,7 @@ def test_every_field_that_cannot_change_is_refused_when_it_does(api: ApiClient, 
     assert passed == []
 
 
-def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ApiClient, namespace: str) -> None:
+def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ResourceClient, namespace: str) -> None:
     passed = []
     for number, (path, rule) in enumerate(KEPT_PRESENT_OR_ABSENT):
         field = f"{path}.{rule['message'].split()[0]}"
@@ -271,7 +271,7 @@ def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ApiClient,
     assert passed == []
 
 
-def test_what_may_change_can_be_changed(api: ApiClient, namespace: str) -> None:
+def test_what_may_change_can_be_changed(api: ResourceClient, namespace: str) -> None:
     changes: list[Object] = [
         {"algorithm": {"steps": 20}},
         {"suspend": True},
@@ -287,7 +287,7 @@ def test_what_may_change_can_be_changed(api: ApiClient, namespace: str) -> None:
     assert changed == [before + 1 + count for count in range(len(changes))]
 
 
-def test_status_and_spec_are_written_apart(api: ApiClient, namespace: str) -> None:
+def test_status_and_spec_are_written_apart(api: ResourceClient, namespace: str) -> None:
     """A user's write cannot bring a status along, nor the operator's status write a spec."""
     created = api.create("rljobs", job() | {"status": {"step": 5}}, namespace)
     assert "status" not in created
@@ -298,8 +298,8 @@ def test_status_and_spec_are_written_apart(api: ApiClient, namespace: str) -> No
     assert written["metadata"]["generation"] == created["metadata"]["generation"]
 
 
-def test_a_status_of_the_wrong_shape_is_refused(api: ApiClient, namespace: str) -> None:
+def test_a_status_of_the_wrong_shape_is_refused(api: ResourceClient, namespace: str) -> None:
     api.create("rljobs", job(), namespace)
     condition = {"type": "Running", "status": "Perhaps", "reason": "R", "message": ""}
-    with pytest.raises(ApiError, match=r"status.conditions\[0\].status"):
+    with pytest.raises(RequestRefused, match=r"status.conditions\[0\].status"):
         api.merge("rljobs", "job", {"status": {"conditions": [condition]}}, namespace, subresource="status")

@@ -9,7 +9,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator import labels
 from rljob_operator.names import CONTROLLER_SERVICE, SHARED_ACCOUNT, controller_pod_name, worker_pod_name
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess, forget_leader
 from rljob_testing.operator.simulated_kubelet import CPU_NODE, GPU_NODE, SimulatedKubelet
@@ -33,7 +33,7 @@ def wait_for_attempt(job: WatchedJob, number: int) -> None:
 
 
 def test_a_job_runs_to_complete_and_leaves_nothing_when_it_expires(
-    job: WatchedJob, api: ApiClient, proxy: FaultProxy, kubectl: Kubectl, namespace: str
+    job: WatchedJob, api: ResourceClient, proxy: FaultProxy, kubectl: Kubectl, namespace: str
 ) -> None:
     job.create().run(step=3)
     uid = job.object["metadata"]["uid"]
@@ -93,7 +93,7 @@ def test_few_writes_bring_a_job_to_running_and_none_keep_it_there(
 
 
 def test_a_lost_worker_pod_begins_another_attempt_and_fields_of_others_stay(
-    job: WatchedJob, api: ApiClient, namespace: str
+    job: WatchedJob, api: ResourceClient, namespace: str
 ) -> None:
     job.create().run(step=4)
     first = {name: pod["metadata"]["uid"] for name, pod in job.pods.items()}
@@ -153,7 +153,7 @@ def test_a_failed_job_disturbs_no_other_and_resumes_after_an_edit(
     job.complete(attempt=2)
 
 
-def test_objects_that_running_pods_need_are_created_again(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+def test_objects_that_running_pods_need_are_created_again(job: WatchedJob, api: ResourceClient, namespace: str) -> None:
     job.create().run(step=2)
     names = {
         "services": CONTROLLER_SERVICE,
@@ -230,7 +230,7 @@ def test_a_job_deleted_in_the_foreground_leaves_its_pods_their_time(
 
 
 def test_a_job_deleted_while_the_operator_is_away_goes_when_it_is_back(
-    job: WatchedJob, operator: OperatorProcess, api: ApiClient
+    job: WatchedJob, operator: OperatorProcess, api: ResourceClient
 ) -> None:
     job.create().run()
     operator.kill()
@@ -241,7 +241,9 @@ def test_a_job_deleted_while_the_operator_is_away_goes_when_it_is_back(
     job.wait_gone()
 
 
-def test_nothing_is_made_in_a_namespace_that_is_being_deleted(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+def test_nothing_is_made_in_a_namespace_that_is_being_deleted(
+    job: WatchedJob, api: ResourceClient, namespace: str
+) -> None:
     job.create().run()
     api.delete("namespaces", namespace)
     eventually(lambda: api.find("namespaces", namespace) is None, "the namespace to be gone")

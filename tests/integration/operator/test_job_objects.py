@@ -13,7 +13,7 @@ from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.objects.strategic_merge import LIST_KEYS
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from tests.integration.operator.conftest import Kubectl
 
 Object = dict[str, Any]
@@ -68,7 +68,7 @@ JOBS: list[Object] = [
 
 
 def built(stored: Object, placement: Any) -> JobObjects:
-    """As the operator builds them, from the job as the API server has stored it."""
+    """The objects that the operator builds from the stored job."""
     job = RLJob.model_validate(stored, by_alias=True, by_name=False)
     attempt = JobAttempt(
         job,
@@ -83,7 +83,7 @@ def built(stored: Object, placement: Any) -> JobObjects:
     return build_job_objects(attempt, "token")
 
 
-def test_every_object_of_a_job_is_accepted(api: ApiClient, namespace: str, kubectl: Kubectl) -> None:
+def test_every_object_of_a_job_is_accepted(api: ResourceClient, namespace: str, kubectl: Kubectl) -> None:
     """Also by Pod Security `restricted`, and with no field that the API server does not know."""
     placements = itertools.cycle(["GpuFreeNodes", "UntaintedNodes", "AnyNode"])
     items: dict[tuple[str, str], Object] = {}  # jobs share the objects of the account

@@ -15,7 +15,7 @@ from rljob_operator.names import object_name
 from rljob_operator.objects.placement import ADMISSION_GATE, QUEUE_LABEL
 from rljob_operator.observe.observer import VOLCANO_GROUP
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import KUEUE, VOLCANO, ModuleUnavailable, module_files
 from rljob_testing.operator.operator_process import OperatorProcess, restart
@@ -25,14 +25,14 @@ from rljob_testing.patience import eventually, holds_for
 from tests.integration.operator.conftest import NewJob, RestartedWith, run_kubectl
 
 
-def label(api: ApiClient, node: str) -> str | None:
+def label(api: ResourceClient, node: str) -> str | None:
     labels: dict[str, str] = api.get("nodes", node)["metadata"].get("labels", {})
     return labels.get(NODE_HAS_GPUS)
 
 
 @contextmanager
-def gpus_everywhere(api: ApiClient, kubelet: SimulatedKubelet) -> Iterator[None]:
-    """Within, no node is without GPUs. The operator knows when that begins, and when it is over."""
+def gpus_everywhere(api: ResourceClient, kubelet: SimulatedKubelet) -> Iterator[None]:
+    """All nodes have GPUs within the block. Waits until the operator has observed each change."""
     kubelet.set_gpus(CPU_NODE, 2)
     try:
         eventually(lambda: label(api, CPU_NODE) == "true", "the label on the node that has GPUs now")
@@ -43,7 +43,7 @@ def gpus_everywhere(api: ApiClient, kubelet: SimulatedKubelet) -> Iterator[None]
 
 
 def test_the_label_follows_gpus_and_heartbeats_cost_no_write(
-    operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy
+    operator: OperatorProcess, api: ResourceClient, kubelet: SimulatedKubelet, proxy: FaultProxy
 ) -> None:
     eventually(lambda: label(api, GPU_NODE) == "true", "the label on the node with GPUs")
     assert label(api, CPU_NODE) is None
@@ -58,8 +58,8 @@ def test_the_label_follows_gpus_and_heartbeats_cost_no_write(
     holds_for(1.0, lambda: len(proxy.writes(namespace="")) == before, "no write of the operator")
 
 
-def test_with_only_gpu_nodes_the_controller_runs_there_unless_it_must_not(
-    job: WatchedJob, new_job: NewJob, api: ApiClient, kubelet: SimulatedKubelet
+def test_the_controller_uses_a_gpu_node_if_no_other_exists_and_it_may(
+    job: WatchedJob, new_job: NewJob, api: ResourceClient, kubelet: SimulatedKubelet
 ) -> None:
     waiting = new_job()
     with gpus_everywhere(api, kubelet):
@@ -80,7 +80,7 @@ Install = Callable[[tuple[str, str]], None]
 
 
 @pytest.fixture
-def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, operator: OperatorProcess) -> Install:
+def installed(control_plane: ControlPlane, api: ResourceClient, job: WatchedJob, operator: OperatorProcess) -> Install:
     """Serves a project's CRDs for the rest of the session, to an operator that starts with them."""
 
     def install(project: tuple[str, str]) -> None:
@@ -101,7 +101,7 @@ def installed(control_plane: ControlPlane, api: ApiClient, job: WatchedJob, oper
 def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
     job: WatchedJob,
     kubelet: SimulatedKubelet,
-    api: ApiClient,
+    api: ResourceClient,
     namespace: str,
     installed: Install,
     restarted_with: RestartedWith,
@@ -126,7 +126,7 @@ def test_a_queued_job_is_a_pod_group_that_waits_at_kueues_gate(
 
 
 def test_the_label_of_kueue_queues_a_job_like_queue_name(
-    job: WatchedJob, kubelet: SimulatedKubelet, api: ApiClient, namespace: str, installed: Install
+    job: WatchedJob, kubelet: SimulatedKubelet, api: ResourceClient, namespace: str, installed: Install
 ) -> None:
     installed(KUEUE)
     kubelet.follow(namespace)
@@ -141,8 +141,8 @@ def test_the_label_of_kueue_queues_a_job_like_queue_name(
     job.complete()
 
 
-def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
-    job: WatchedJob, new_job: NewJob, api: ApiClient, namespace: str, installed: Install
+def test_volcano_gets_a_pod_group_unless_the_job_names_another_gang(
+    job: WatchedJob, new_job: NewJob, api: ResourceClient, namespace: str, installed: Install
 ) -> None:
     installed(VOLCANO)
     job.create(policy={"replicas": 2})
@@ -161,8 +161,8 @@ def test_a_job_gets_a_pod_group_where_volcano_is_unless_it_names_another_gang(
     assert api.list("podgroups", native.namespace) == []
 
 
-def test_volcano_asked_for_and_not_there_is_told(
-    job: WatchedJob, api: ApiClient, operator: OperatorProcess, namespace: str
+def test_a_job_reports_that_volcano_is_missing(
+    job: WatchedJob, api: ResourceClient, operator: OperatorProcess, namespace: str
 ) -> None:
     for crd in volcano_crds(api):
         api.delete("customresourcedefinitions", crd)
@@ -170,16 +170,17 @@ def test_volcano_asked_for_and_not_there_is_told(
     restart(operator, api)
     job.create(gang="Volcano")
     waiting = job.wait_for(ConditionType.SCHEDULED, "False")
-    eventually(lambda: "Volcano" in job.condition(ConditionType.SCHEDULED)["message"], "a sentence about Volcano")
+    eventually(lambda: "Volcano" in job.condition(ConditionType.SCHEDULED)["message"], "a message about Volcano")
     assert waiting["status"] == "False"
     assert not job.pods
 
 
-def volcano_crds(api: ApiClient) -> list[str]:
+def volcano_crds(api: ResourceClient) -> list[str]:
     crds = api.list("customresourcedefinitions")
     return [crd["metadata"]["name"] for crd in crds if crd["spec"]["group"] == VOLCANO_GROUP]
 
 
-def served_groups(api: ApiClient) -> set[str]:
-    """The operator reads them once when it starts. They follow the CRDs after a moment."""
+def served_groups(api: ResourceClient) -> set[str]:
+    """API groups that the server offers, which is a moment after their CRDs are established. The operator reads them
+    when it starts."""
     return {group["name"] for group in api.request("GET", "/apis")["groups"]}

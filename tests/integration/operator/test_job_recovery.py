@@ -1,4 +1,4 @@
-"""Memory runs out, and the job goes on under a changed plan: in larger pods, or restarted in the same ones."""
+"""Memory runs out, and the job resumes with a changed plan: in larger pods, or restarted in the same ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.exit_codes import ExitCode
 from rljob_operator.observe.node_facts import RESTARTS_IN_PLACE
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ResourceClient, refusal
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import (
     KILLED_EFFECT_SECONDS,
@@ -55,12 +55,12 @@ def restarting_nodes(kubelet: SimulatedKubelet) -> Iterator[None]:
 
 
 def kill_worker(job: WatchedJob) -> None:
-    """The kernel kills a worker for its memory; the job goes on in new pods."""
+    """The kernel kills a worker for its memory; the job resumes in new pods."""
     job.kubelet.end(job.policy_pod(), 137, reason="OOMKilled")
 
 
 def restart_in_place(job: WatchedJob) -> None:
-    """The controller cannot go on, and waits; as it would, both pods restart once there is a new attempt for them."""
+    """The controller cannot continue, and waits; both pods restart once there is a new attempt for them."""
     pending = {"exitCode": ExitCode.DEVICE_OUT_OF_MEMORY, "message": "a GPU ran out of memory"}
     number = job.attempt
     job.report(4, number, lastEvidence=EVIDENCE | {"attempt": number}, pendingExit=pending)
@@ -108,7 +108,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
     job: WatchedJob,
     operator: OperatorProcess,
     proxy: FaultProxy,
-    api: ApiClient,
+    api: ResourceClient,
     kubelet: SimulatedKubelet,
     namespace: str,
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_host_memory_remedy_survives_kills_of_the_operator(
 
 @pytest.mark.usefixtures("restarting_nodes")
 def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
-    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ResourceClient
 ) -> None:
     with killed_after_each_change(operator, proxy, api) as kills:
         job.create(**PATIENT)
@@ -150,7 +150,7 @@ def test_pods_are_restarted_in_place_wherever_the_operator_is_killed(
 
 
 def test_a_decision_never_reaches_a_report_that_has_replaced_another(
-    job: WatchedJob, api: ApiClient, namespace: str, operator: OperatorProcess
+    job: WatchedJob, api: ResourceClient, namespace: str, operator: OperatorProcess
 ) -> None:
     """The writes that the operator would make to either."""
     job.create().run()

@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_operator import labels
 from rljob_operator.names import SHARED_ACCOUNT, controller_pod_name
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, refusal
+from rljob_testing.operator.api_client import ResourceClient, refusal
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.watched_job import WatchedJob
@@ -46,7 +46,7 @@ def wait_for_message(job: WatchedJob, text: str) -> None:
     eventually(lambda: text in messages(), text, context=messages)
 
 
-def quota(api: ApiClient, namespace: str, hard: dict[str, str]) -> tuple[str, str]:
+def quota(api: ResourceClient, namespace: str, hard: dict[str, str]) -> tuple[str, str]:
     manifest = {"kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
     api.create("resourcequotas", manifest, namespace)
 
@@ -58,7 +58,7 @@ def quota(api: ApiClient, namespace: str, hard: dict[str, str]) -> tuple[str, st
     return "resourcequotas", "few"
 
 
-def webhook(api: ApiClient, namespace: str) -> tuple[str, str]:
+def webhook(api: ResourceClient, namespace: str) -> tuple[str, str]:
     """A webhook for ConfigMaps, which does not answer."""
     created = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
     of_mesh = {
@@ -82,7 +82,7 @@ def webhook(api: ApiClient, namespace: str) -> tuple[str, str]:
     return "validatingwebhookconfigurations", namespace
 
 
-def test_obstacles_are_named_and_waited_out(new_job: NewJob, api: ApiClient) -> None:
+def test_obstacles_are_named_and_waited_out(new_job: NewJob, api: ResourceClient) -> None:
     """All at once: the operator tries again after half a minute. The quotas are those of docs/security.md."""
     page = (ROOT / "docs" / "security.md").read_text()
     assert all(f"`{resource}`" in page for resource in (JOBS, GPUS, STORAGE))
@@ -129,7 +129,7 @@ def test_obstacles_are_named_and_waited_out(new_job: NewJob, api: ApiClient) -> 
     ("resource", "manifest"), [("persistentvolumeclaims", CLAIM), ("configmaps", CONFIG_MAP)], ids=["claim", "map"]
 )
 def test_an_object_of_a_user_survives_the_job_of_its_name(
-    job: WatchedJob, api: ApiClient, namespace: str, resource: str, manifest: Object
+    job: WatchedJob, api: ResourceClient, namespace: str, resource: str, manifest: Object
 ) -> None:
     name = manifest["metadata"]["name"]
     before = api.create(resource, manifest, namespace)
@@ -144,7 +144,7 @@ def test_an_object_of_a_user_survives_the_job_of_its_name(
 
 
 def test_a_retained_claim_outlives_its_job_and_serves_the_next_one(
-    job: WatchedJob, api: ApiClient, namespace: str
+    job: WatchedJob, api: ResourceClient, namespace: str
 ) -> None:
     job.create(checkpoint={"retain": True}).run()
     claim = api.get("persistentvolumeclaims", "job-checkpoints", namespace)
@@ -170,7 +170,7 @@ def test_a_job_of_a_deleted_jobs_name_waits_for_what_that_left(job: WatchedJob) 
     job.complete()
 
 
-def test_a_foreign_pod_in_the_way_is_named_and_left_alone(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+def test_a_foreign_pod_in_the_way_is_named_and_left_alone(job: WatchedJob, api: ResourceClient, namespace: str) -> None:
     name = controller_pod_name("job")
     labels_ = {labels.JOB_NAME: "job", labels.ROLE: "controller"}
     foreign = api.create("pods", restricted_pod(name, labels=labels_), namespace)
@@ -185,7 +185,7 @@ def test_a_pod_that_the_namespace_does_not_admit_is_explained(job: WatchedJob) -
     wait_for_message(job, "hostNetwork")
 
 
-def test_a_status_that_is_edited_or_removed_by_hand_is_set_right(new_job: NewJob, api: ApiClient) -> None:
+def test_a_status_that_is_edited_or_removed_by_hand_is_set_right(new_job: NewJob, api: ResourceClient) -> None:
     edited, removed = (new_job().create().run(step=3) for _ in range(2))
     nonsense = {
         "step": 9,
@@ -202,7 +202,7 @@ def test_a_status_that_is_edited_or_removed_by_hand_is_set_right(new_job: NewJob
         job.complete(attempt=job.attempt)
 
 
-def test_a_step_report_beyond_belief_breaks_nothing(job: WatchedJob, api: ApiClient, proxy: FaultProxy) -> None:
+def test_a_step_report_beyond_belief_breaks_nothing(job: WatchedJob, api: ResourceClient, proxy: FaultProxy) -> None:
     """The second one was stored by an older version of the CRD, with fields that this one does not know."""
     job.create().run(step=3)
     memory = [{"role": "policy", "rank": rank, "peakReservedBytes": 2**52} for rank in range(256)]

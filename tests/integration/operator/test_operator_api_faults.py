@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
@@ -59,7 +59,7 @@ def test_an_api_server_that_keeps_failing_is_not_stormed(
 
 
 def test_a_request_without_an_answer_holds_up_no_other_job(
-    job: WatchedJob, proxy: FaultProxy, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
+    job: WatchedJob, proxy: FaultProxy, api: ResourceClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
     with proxy.failing(None, verbs=("create",), resources=("pods",), namespace=namespace, times=1):
         job.create()
@@ -69,14 +69,14 @@ def test_a_request_without_an_answer_holds_up_no_other_job(
     job.wait_for_pods(2)
 
 
-def test_watches_that_are_cut_are_taken_up_where_they_were(job: WatchedJob, proxy: FaultProxy) -> None:
+def test_interrupted_watches_resume_at_their_resource_version(job: WatchedJob, proxy: FaultProxy) -> None:
     job.create().run(step=2)
     lists = sum(count for what, count in proxy.counts().items() if what.startswith("list"))
     assert proxy.cut_watches() >= 3
     job.report(7)
     eventually(lambda: job.status.get("step") == 7, "the report that came while no watch was open")
     again = sum(count for what, count in proxy.counts().items() if what.startswith("list"))
-    assert again == lists, "a cut watch goes on from its resourceVersion; a new list is for 410 Gone"
+    assert again == lists, "a cut watch resumes at its resourceVersion; a new list is for 410 Gone"
     job.complete()
 
 

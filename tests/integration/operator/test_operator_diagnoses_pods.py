@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.patience import eventually
 from tests.integration.operator.conftest import restricted_pod
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 LABELS = {"rljob.dev/diagnose": "true"}
 
 
-def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: ApiClient, namespace: str) -> None:
+def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: ResourceClient, namespace: str) -> None:
     spec = {"backoffLimit": 0, "template": {"metadata": {"labels": LABELS}, "spec": restricted_pod("")["spec"]}}
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
     api.request("POST", path, {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "sums"}, "spec": spec})
@@ -34,7 +34,7 @@ def test_a_job_and_its_pod_get_an_event_once(operator: OperatorProcess, api: Api
     assert len(notes(api, namespace, "Job", "sums")) == 1
 
 
-def run_out_of_memory(api: ApiClient, pod: Object) -> None:
+def run_out_of_memory(api: ResourceClient, pod: Object) -> None:
     """The status that a kubelet writes after the kernel killed the container."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     end = {"reason": "OOMKilled", "exitCode": 137, "startedAt": now, "finishedAt": now}
@@ -50,7 +50,7 @@ def run_out_of_memory(api: ApiClient, pod: Object) -> None:
     api.patch_status("pods", pod["metadata"]["name"], status, pod["metadata"]["namespace"])
 
 
-def notes(api: ApiClient, namespace: str, kind: str, name: str) -> list[str]:
+def notes(api: ResourceClient, namespace: str, kind: str, name: str) -> list[str]:
     """Messages of the operator's Events about an object."""
     found = [
         event

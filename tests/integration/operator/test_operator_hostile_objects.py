@@ -18,7 +18,7 @@ from rljob_operator.kube.lease import ElectionTimes
 from rljob_operator.reconcile.status import BURST, SECONDS_PER_WRITE
 from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import OperatorProcess
 from rljob_testing.operator.watched_job import WatchedJob
@@ -53,7 +53,7 @@ def test_deeply_nested_jobs_stop_no_other_job(job: WatchedJob, kubectl: Kubectl,
 
 
 def variables(count: int) -> dict[str, Any]:
-    """A policy template with so many variables; each takes 16 bytes."""
+    """A policy template with this number of variables of 16 bytes each."""
     return {"template": {"spec": {"containers": [{"env": [{"name": f"V{number:x}"} for number in range(count)]}]}}}
 
 
@@ -66,7 +66,7 @@ LARGE_JOBS: dict[str, dict[str, Any]] = {
 
 def test_large_templates_with_many_replicas_delay_neither_probes_nor_jobs(
     job: WatchedJob,
-    api: ApiClient,
+    api: ResourceClient,
     kubectl: Kubectl,
     operator: OperatorProcess,
     namespace: str,
@@ -95,7 +95,7 @@ def test_large_templates_with_many_replicas_delay_neither_probes_nor_jobs(
         job.complete()
         stop.set()
         probing.result()
-    assert operator.process.pid == process, "it has lost its Lease meanwhile"
+    assert operator.process.pid == process, "it has lost its Lease"
     # Through this process's proxy and on a busy machine; bench.programs.operator_large_templates has the figures.
     assert max(seconds) < ElectionTimes().renew_deadline
     assert operator.process.memory_info().rss < MEMORY_LIMIT_BYTES
@@ -111,7 +111,7 @@ KINDS = {"deep", "number", "time", "type", "large", "name", "pod", "replicated",
 
 @pytest.mark.parametrize("count", [120, pytest.param(500, marks=pytest.mark.long)])
 def test_a_hostile_tenant_delays_no_honest_job(
-    job: WatchedJob, api: ApiClient, namespace: str, control_plane: ControlPlane, count: int
+    job: WatchedJob, api: ResourceClient, namespace: str, control_plane: ControlPlane, count: int
 ) -> None:
     """It stores objects in a namespace of its own, while an honest job runs to its end in another."""
     tenant = f"{namespace}-tenant"
@@ -142,7 +142,7 @@ def test_a_hostile_tenant_delays_no_honest_job(
 
 
 def test_a_flood_of_reports_delays_no_other_job(
-    job: WatchedJob, api: ApiClient, proxy: FaultProxy, namespace: str
+    job: WatchedJob, api: ResourceClient, proxy: FaultProxy, namespace: str
 ) -> None:
     """One job reports as fast as it can: memory pressure that comes and goes, plans, and reports that are too large."""
     flooding = WatchedJob(api, job.kubelet, namespace, "flooding").create().run()

@@ -11,7 +11,7 @@ from rljob_api.conditions import ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.labels import OPERATOR
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
 from rljob_testing.operator.operator_process import OPERATOR_NAMESPACE, OperatorProcess, kept_running, write_kubeconfig
@@ -43,7 +43,7 @@ def wait_for_attempt(job: WatchedJob, number: int) -> None:
 
 
 def test_two_operators_share_the_jobs_and_each_job_keeps_its_own(
-    other_operator: OperatorProcess, api: ApiClient, kubelet: SimulatedKubelet, namespace: str
+    other_operator: OperatorProcess, api: ResourceClient, kubelet: SimulatedKubelet, namespace: str
 ) -> None:
     jobs = [WatchedJob(api, kubelet, namespace, name=f"job-{number}").create() for number in range(4)]
     kubelet.follow(namespace)
@@ -62,7 +62,7 @@ def test_two_operators_share_the_jobs_and_each_job_keeps_its_own(
 
 
 def test_a_job_of_another_operator_is_left_alone_until_it_is_handed_over(
-    job: WatchedJob, api: ApiClient, namespace: str
+    job: WatchedJob, api: ResourceClient, namespace: str
 ) -> None:
     manifest = manifests.job("job")
     manifest["metadata"]["annotations"] = {OPERATOR: "other/rljob-operator"}
@@ -77,7 +77,7 @@ def test_a_job_of_another_operator_is_left_alone_until_it_is_handed_over(
 
 def test_held_to_namespaces_it_acts_nowhere_else_and_outlives_a_lost_one(
     control_plane: ControlPlane,
-    api: ApiClient,
+    api: ResourceClient,
     kubelet: SimulatedKubelet,
     shared_operator: OperatorProcess,
     new_namespace: Callable[[], str],

@@ -14,7 +14,7 @@ import pytest
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.control_plane import ControlPlane
 from rljob_operator.runtime.reconcile_loop import ANNOTATION
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.operator_process import (
     OPERATOR_NAMESPACE,
@@ -32,7 +32,7 @@ LEASE = "rljob-operator"
 
 
 def test_a_restarted_operator_adopts_running_jobs_without_a_write(
-    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ApiClient
+    job: WatchedJob, operator: OperatorProcess, proxy: FaultProxy, api: ResourceClient
 ) -> None:
     """And sees what happened while it was away."""
     job.create().run(step=3)
@@ -56,7 +56,7 @@ def test_a_restarted_operator_adopts_running_jobs_without_a_write(
 
 
 def test_a_job_over_which_the_process_ended_comes_after_all_others(
-    job: WatchedJob, operator: OperatorProcess, new_job: NewJob, api: ApiClient, namespace: str
+    job: WatchedJob, operator: OperatorProcess, new_job: NewJob, api: ResourceClient, namespace: str
 ) -> None:
     operator.stop()
     deadly = new_job(namespace, "deadly").create()
@@ -78,7 +78,7 @@ def test_a_job_over_which_the_process_ended_comes_after_all_others(
 
 @pytest.fixture
 def standby(
-    operator: OperatorProcess, operator_kubeconfig: Path, api: ApiClient, ports: Iterator[int]
+    operator: OperatorProcess, operator_kubeconfig: Path, api: ResourceClient, ports: Iterator[int]
 ) -> Iterator[OperatorProcess]:
     """A second replica, with the same identity at the API server as the first, which leads."""
     operator.wait_ready()  # it leads, even if it has just lost its Lease and been started again
@@ -92,12 +92,12 @@ def standby(
         standby.stop()
 
 
-def lease_of(api: ApiClient) -> dict[str, Any]:
+def lease_of(api: ResourceClient) -> dict[str, Any]:
     [lease] = api.list("leases", OPERATOR_NAMESPACE)
     return dict(lease["spec"])
 
 
-def holder(api: ApiClient) -> str:
+def holder(api: ResourceClient) -> str:
     return str(lease_of(api).get("holderIdentity") or "")
 
 
@@ -105,7 +105,7 @@ def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
     job: WatchedJob,
     operator: OperatorProcess,
     standby: OperatorProcess,
-    api: ApiClient,
+    api: ResourceClient,
     proxy: FaultProxy,
     namespace: str,
 ) -> None:
@@ -127,7 +127,7 @@ def test_the_second_replica_waits_and_takes_over_from_a_killed_leader(
 
 
 def test_a_leader_that_is_stopped_during_a_renewal_hands_over_at_once(
-    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ApiClient, proxy: FaultProxy
+    job: WatchedJob, operator: OperatorProcess, standby: OperatorProcess, api: ResourceClient, proxy: FaultProxy
 ) -> None:
     leader = holder(api)
     with proxy.failing(None, verbs=("update",), resources=("leases",), times=1, after_passing=True) as fault:
@@ -158,13 +158,13 @@ NEW_FIELD = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
 
 
 @pytest.fixture
-def current_crds(control_plane: ControlPlane, api: ApiClient) -> Iterator[None]:
+def current_crds(control_plane: ControlPlane, api: ResourceClient) -> Iterator[None]:
     """Whatever the test serves, the current CRDs are served after it."""
     yield
     serve(control_plane, api, CURRENT)
 
 
-def serve(control_plane: ControlPlane, api: ApiClient, manifests: object) -> None:
+def serve(control_plane: ControlPlane, api: ResourceClient, manifests: object) -> None:
     """Apply the CRDs, and wait until the API server validates by them."""
     run_kubectl(control_plane, "apply", "--server-side", "--force-conflicts", "-f", str(manifests))
 
@@ -175,7 +175,7 @@ def serve(control_plane: ControlPlane, api: ApiClient, manifests: object) -> Non
 
 
 def test_jobs_of_both_versions_live_through_upgrade_and_rollback(
-    current_crds: None, job: WatchedJob, operator: OperatorProcess, control_plane: ControlPlane, api: ApiClient
+    current_crds: None, job: WatchedJob, operator: OperatorProcess, control_plane: ControlPlane, api: ResourceClient
 ) -> None:
     """Helm changes CRDs and operator together, so no operator runs with CRDs that are older than itself."""
     newer = replace(job, name="newer")

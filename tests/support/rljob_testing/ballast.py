@@ -68,7 +68,7 @@ def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0, gpu: int = 0) -> Itera
         assert process.stdout is not None
         try:
             if process.stdout.readline().strip() != "ready":
-                raise DriverError(f"no ballast ({' '.join(amount)}): is so much of GPU {gpu} free?")
+                raise DriverError(f"no ballast ({' '.join(amount)}): is this much of GPU {gpu} free?")
             yield
         finally:
             process.kill()

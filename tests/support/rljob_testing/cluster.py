@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from rljob_cluster.layout import ClusterLayout
-from rljob_testing.operator.api_client import ApiClient, ApiError
+from rljob_testing.operator.api_client import RequestRefused, ResourceClient
 from rljob_testing.patience import EFFECT_SECONDS, PATIENCE_SECONDS, Deadline, eventually
 from rljob_testing.repository import CHART, EXAMPLES
 
@@ -33,7 +33,7 @@ PLURALS = {
 
 
 @dataclass(frozen=True)
-class Kubectl:
+class AdminKubectl:
     """kubectl of the cluster in one namespace, as administrator."""
 
     program: Path
@@ -61,7 +61,7 @@ class Kubectl:
         self, kind: str, name: str, holds: Callable[[dict[str, Any]], Any], seconds: float = EFFECT_SECONDS
     ) -> dict[str, Any]:
         """The object, as soon as it exists and `holds` is true. Polls without kubectl (0.1 s of CPU time a call)."""
-        api, deadline = ApiClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
+        api, deadline = ResourceClient.from_kubeconfig(self.kubeconfig), Deadline(seconds)
         resource = PLURALS[kind]
         namespace = None if kind == "node" else self.namespace
         while (found := _find(api, resource, name, namespace)) is None or not holds(found):
@@ -72,13 +72,13 @@ class Kubectl:
         return found
 
 
-def _find(api: ApiClient, resource: str, name: str, namespace: str | None) -> dict[str, Any] | None:
+def _find(api: ResourceClient, resource: str, name: str, namespace: str | None) -> dict[str, Any] | None:
     """None if the object does not exist, or if API server or etcd did not answer in time, as after a stall."""
     try:
         return api.find(resource, name, namespace)
     except httpx.TransportError:
         return None
-    except ApiError as error:
+    except RequestRefused as error:
         if error.status < 500:
             raise
         return None
@@ -88,7 +88,7 @@ def _find(api: ApiClient, resource: str, name: str, namespace: str | None) -> di
 
 RELEASE, NAMESPACE = "rljob", "rljob-system"
 
-# Short times, so that a test of what happens after them need not wait.
+# Short times, so that tests of a timeout do not wait long.
 VALUES = (
     "trainer.device=cpu",
     "podDiagnosis.enabled=true",
@@ -155,7 +155,7 @@ def condition(job: Object, type_: str) -> Object:
 
 
 def holds(type_: str, reason: str | None = None) -> Any:
-    """Predicate for `Kubectl.wait`: the condition is true, and has this reason if one is given."""
+    """Predicate for `AdminKubectl.wait`: the condition is true, and has this reason if one is given."""
 
     def check(job: Object) -> bool:
         found = condition(job, type_)
@@ -176,16 +176,16 @@ def attempt(job: Object) -> Object:
 
 def account(job: Object) -> str:
     """The ends of all attempts, for the message of an assertion."""
-    words = [f"{of['number']}: {of.get('reason')} ({of.get('message')})" for of in status(job).get("attempts", [])]
-    return f"{status(job).get('restarts')} restarts; attempts {'; '.join(words)}"
+    ends = [f"{a['number']}: {a.get('reason')} ({a.get('message')})" for a in status(job).get("attempts", [])]
+    return f"{status(job).get('restarts')} restarts; attempts {'; '.join(ends)}"
 
 
 def at_step(step: int, attempt_number: int = 1) -> Any:
-    """Predicate for `Kubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
+    """Predicate for `AdminKubectl.wait`: the StepReport has at least `step` committed steps in this attempt."""
     return lambda report: status(report).get("attempt") == attempt_number and (status(report).get("step") or 0) >= step
 
 
-def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
+def event_reasons(kubectl: AdminKubectl, job: str) -> list[str]:
     """Reasons of the Events about a job, oldest first."""
     selector = f"involvedObject.kind=RLJob,involvedObject.name={job}"
     events = json.loads(kubectl("get", "events", "--field-selector", selector, "-o", "json"))["items"]
@@ -193,7 +193,7 @@ def event_reasons(kubectl: Kubectl, job: str) -> list[str]:
     return [event["reason"] for event in sorted(events, key=lambda event: event["eventTime"])]
 
 
-def wait_for_event(kubectl: Kubectl, job: str, reason: str) -> list[str]:
+def wait_for_event(kubectl: AdminKubectl, job: str, reason: str) -> list[str]:
     """`event_reasons`, as soon as `reason` is one of them: the operator writes Events after the status, in order."""
 
     def look() -> list[str]:

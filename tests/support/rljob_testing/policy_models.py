@@ -14,7 +14,7 @@ from rljob_trainer.policy.weight_loading import load_weights
 
 
 def read_policy_model(model_dir: Path, **settings: Any) -> PolicyModel:
-    """The model in `model_dir`. `settings`: as of `build_policy_model`."""
+    """The model in `model_dir`. `settings`: those of `build_policy_model`."""
     model = build_policy_model(model_dir, **settings)
     load_weights(model, model_dir, "cpu", sent_name)
     return model

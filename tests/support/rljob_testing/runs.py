@@ -22,7 +22,7 @@ RLJOB = Path(sys.executable).parent / "rljob"
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished `rljob run`: its exit code, what it printed, and its output directory."""
 
     exit_code: int
@@ -86,8 +86,8 @@ def start_rljob(*arguments: str | Path, **environment: str) -> subprocess.Popen[
     )
 
 
-def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> Run:
+def rljob_run(manifest: Path, output: Path, *options: str | Path, **environment: str) -> FinishedRun:
     """Run the job to its end, successful or not."""
     process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
     printed = wait_for_end(process)
-    return Run(process.returncode, printed, output)
+    return FinishedRun(process.returncode, printed, output)

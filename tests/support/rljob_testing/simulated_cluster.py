@@ -55,7 +55,7 @@ class SimulatedCluster:
     generation: int = 1
     finalizer: bool = False
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the job."""
+    """Labels of the job."""
     operator: str = ""
     deleting: bool = False
     gone: bool = False
@@ -431,17 +431,17 @@ def new_job(
     facts: dict[str, Any] | None = None,
     **spec: Any,
 ) -> SimulatedCluster:
-    """A job that was applied just now. `spec`: as of `job_spec`."""
+    """A job that was applied just now. `spec`: those of `job_spec`."""
     return SimulatedCluster(spec=job_spec(**spec), settings=settings, nodes=nodes, facts=dict(facts or {}))
 
 
 def created_job(**given: Any) -> SimulatedCluster:
-    """A job whose pods are created and not yet placed. `given`: as of `new_job`."""
+    """A job whose pods are created and not yet placed. `given`: those of `new_job`."""
     return new_job(**given).settled()
 
 
 def running_job(**given: Any) -> SimulatedCluster:
-    """A job whose attempt commits steps. `given`: as of `new_job`."""
+    """A job whose attempt commits steps. `given`: those of `new_job`."""
     return new_job(**given).run()
 
 

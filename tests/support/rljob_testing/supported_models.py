@@ -103,10 +103,10 @@ class Kind:
     """One kind of model, as `model_type` names it."""
 
     name: str
-    """The models, for people."""
+    """Names of the models, for messages."""
     model_type: str
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of the tiny shape."""
+    """Changes of the tiny shape."""
     refused: str | None = None
     """Part of the message with which it is refused; None if it trains."""
 
@@ -189,7 +189,7 @@ def engine_host() -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Log-probabilities of an engine beside those of the policy that sends it weights, in nats."""
+    """Log-probabilities of an engine compared with those of the policy that sends it weights, in nats."""
 
     first: float
     """Largest difference after the first sync."""
@@ -274,7 +274,7 @@ def _largest_difference(policy: PolicyModel, samples: list[_Sample]) -> float:
 
 
 def _logprobs(policy: PolicyModel, sample: _Sample) -> torch.Tensor:
-    """Of the tokens of the response, [T] float32."""
+    """Log-probabilities of the tokens of the response, [T] float32."""
     prompt, completion = sample
     tokens = torch.tensor([*prompt, *completion.token_ids])
     rows = torch.arange(len(prompt) - 1, len(tokens) - 1)

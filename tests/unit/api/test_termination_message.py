@@ -27,10 +27,10 @@ def evidence(message: str) -> Evidence:
 
 
 @settings(deadline=None)
-@given(sentence=st.text(max_size=3000), message=st.none() | st.text(max_size=4096))
-def test_any_message_fits_and_survives_a_round_trip(sentence: str, message: str | None) -> None:
+@given(text=st.text(max_size=3000), message=st.none() | st.text(max_size=4096))
+def test_any_message_fits_and_survives_a_round_trip(text: str, message: str | None) -> None:
     written = TerminationMessage(
-        exit_code=80, message=sentence, step=6, evidence=None if message is None else evidence(message)
+        exit_code=80, message=text, step=6, evidence=None if message is None else evidence(message)
     ).to_json()
     assert len(written) <= MAX_TERMINATION_MESSAGE_BYTES
     read = read_termination_message(written.decode())

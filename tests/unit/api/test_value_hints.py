@@ -66,7 +66,10 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
             "task: {name: jsonl, reward: 'r:f', args: {path: a, prompt_field: q}}",
             "unknown field; did you mean promptField?",
         ),
-        ("task: {name: digits, promptTemplate: 'Say it'}", "promptTemplate: expected a text that contains {question}"),
+        (
+            "task: {name: digits, promptTemplate: 'Say it'}",
+            "promptTemplate: expected a string that contains",
+        ),
         ("task: {name: digits, answer: {pattern: 'a(b'}}", "task.answer.pattern: expected a Python regular expression"),
         ("task: {name: digits, answer: {pattern: '[0-9]+'}}", "task.answer.pattern: expected one group"),
         ("rollout: {engineArgs: {tensor_parallel_size: 2}}", "must not set tensor_parallel_size (write spec.rollout."),

@@ -60,7 +60,7 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [found for found in objects if found["kind"] == kind]
 
 
-def the(objects: list[Object], kind: str) -> Object:
+def only_object(objects: list[Object], kind: str) -> Object:
     """The only object of a kind that is not a hook."""
     [found] = [one for one in of_kind(objects, kind) if not is_hook(one)]
     return found
@@ -75,11 +75,11 @@ def pod_templates(objects: list[Object]) -> list[Object]:
 
 
 def operator_container(objects: list[Object]) -> Object:
-    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    [container] = only_object(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     found: Object = container
     return found
 
 
 def environment(objects: list[Object]) -> dict[str, str]:
-    """Of the operator."""
+    """Environment variables of the operator."""
     return {variable["name"]: variable["value"] for variable in operator_container(objects)["env"]}

@@ -10,14 +10,14 @@ import pytest
 
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import job_queue
-from tests.unit.chart.conftest import CHART, Object, Render, environment, of_kind, operator_container, the
+from tests.unit.chart.conftest import CHART, Object, Render, environment, of_kind, only_object, operator_container
 
 DOCS = CHART.parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
 def alerts(render: Render) -> list[Object]:
-    rule = the(render(prometheusRule={"enabled": True}), "PrometheusRule")
+    rule = only_object(render(prometheusRule={"enabled": True}), "PrometheusRule")
     return [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
 
 
@@ -43,7 +43,7 @@ def test_alerts_are_explained_and_select_the_metrics_of_their_release(alerts: li
 
 
 def endpoint_of(objects: list[Object]) -> Object:
-    [endpoint] = the(objects, "ServiceMonitor")["spec"]["endpoints"]
+    [endpoint] = only_object(objects, "ServiceMonitor")["spec"]["endpoints"]
     found: Object = endpoint
     return found
 
@@ -52,7 +52,7 @@ def test_prometheus_never_sends_its_own_token(render: Render) -> None:
     objects = render(serviceMonitor={"enabled": True})
     assert "bearerTokenFile" not in endpoint_of(objects)
     credentials = endpoint_of(objects)["authorization"]["credentials"]
-    secret = the(objects, "Secret")
+    secret = only_object(objects, "Secret")
     assert (secret["metadata"]["name"], secret["type"]) == (credentials["name"], "kubernetes.io/service-account-token")
     account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
     [role] = [
@@ -78,20 +78,20 @@ def test_metrics_are_scraped_over_tls_by_a_certificate_of_choice(render: Render)
         "ca": {"secret": {"name": "certificate", "key": "ca.crt"}},
     }
     [mount] = operator_container(objects)["volumeMounts"]
-    [volume] = the(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    [volume] = only_object(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert (volume["name"], volume["secret"]["secretName"]) == (mount["name"], "certificate")
     assert environment(objects)["RLJOB_OPERATOR_METRICS_CERTIFICATE"] == mount["mountPath"]
 
 
 def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) -> None:
     assert of_kind(render(), "ConfigMap") == []
-    config_map = the(render(dashboard={"enabled": True}), "ConfigMap")
+    config_map = only_object(render(dashboard={"enabled": True}), "ConfigMap")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(config_map["data"]["rljob.json"])["panels"]
 
 
 def metric_names() -> Iterator[str]:
-    """As Prometheus stores them."""
+    """Names of the metrics in Prometheus."""
     job_queue.JobQueue()
     for family in REGISTRY.collect():
         yield family.name

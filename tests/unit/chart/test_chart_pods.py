@@ -14,9 +14,9 @@ from tests.unit.chart.conftest import (
     Render,
     environment,
     of_kind,
+    only_object,
     operator_container,
     pod_templates,
-    the,
 )
 from tests.unit.operator.objects.pod_security import restricted_violations
 
@@ -55,7 +55,7 @@ def test_probes_and_metrics_go_to_named_ports_that_the_container_opens(render: R
     container = operator_container(render())
     ports = {port["name"] for port in container["ports"]}
     assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("liveness", "readiness", "startup")} <= ports
-    assert the(render(), "Service")["spec"]["ports"][0]["targetPort"] in ports
+    assert only_object(render(), "Service")["spec"]["ports"][0]["targetPort"] in ports
     without = render(metrics={"enabled": False})
     assert [port["name"] for port in operator_container(without)["ports"]] == ["probes"]
     assert of_kind(without, "Service") == []
@@ -63,7 +63,7 @@ def test_probes_and_metrics_go_to_named_ports_that_the_container_opens(render: R
 
 
 def test_an_upgrade_starts_the_new_operator_before_it_stops_the_old(render: Render) -> None:
-    strategy = the(render(), "Deployment")["spec"]["strategy"]
+    strategy = only_object(render(), "Deployment")["spec"]["strategy"]
     assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
@@ -100,7 +100,7 @@ def test_extra_volumes_are_mounted_beside_the_certificate(render: Render, secret
     mount = {"name": "ca", "mountPath": "/etc/ssl/ca"}
     objects = render(extraVolumes=[volume], extraVolumeMounts=[mount], metrics={"tls": {"secretName": secret}})
     mounts = operator_container(objects)["volumeMounts"]
-    volumes = the(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    volumes = only_object(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert mounts[-1] == mount
     assert volumes[-1] == volume
     assert [found["name"] for found in volumes] == (["metrics-certificate"] if secret else []) + ["ca"]
@@ -109,19 +109,19 @@ def test_extra_volumes_are_mounted_beside_the_certificate(render: Render, secret
 
 def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
     objects = render(replicaCount=2, serviceMonitor={"enabled": True})
-    budget = the(objects, "PodDisruptionBudget")["spec"]
+    budget = only_object(objects, "PodDisruptionBudget")["spec"]
     selectors = [
-        the(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        only_object(objects, "Deployment")["spec"]["selector"]["matchLabels"],
         budget["selector"]["matchLabels"],
-        the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-        the(objects, "Service")["spec"]["selector"],
+        only_object(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        only_object(objects, "Service")["spec"]["selector"],
     ]
     labels, after_uninstall = [template["metadata"]["labels"] for template in pod_templates(objects)]
     for selector in selectors:
         assert selector.items() <= labels.items()
         assert not selector.items() <= after_uninstall.items()
-    monitor = the(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
-    assert monitor.items() <= the(objects, "Service")["metadata"]["labels"].items()
+    monitor = only_object(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitor.items() <= only_object(objects, "Service")["metadata"]["labels"].items()
     assert budget["maxUnavailable"] == 1
     assert of_kind(render(), "PodDisruptionBudget") == [], "one replica needs none"
 

@@ -7,23 +7,25 @@ import pytest
 from rljob_operator import labels
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.objects import probe
-from tests.unit.chart.conftest import Object, Render, environment, of_kind, the
+from tests.unit.chart.conftest import Object, Render, environment, of_kind, only_object
 
 SERVED = "admissionregistration.k8s.io/{}/MutatingAdmissionPolicy"
 KINDS = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
 
 
 def test_only_metrics_reach_the_operator_and_it_only_the_api_server(render: Render) -> None:
-    policy = the(render(networkPolicy={"apiServerPorts": [443, 16443]}), "NetworkPolicy")["spec"]
+    policy = only_object(render(networkPolicy={"apiServerPorts": [443, 16443]}), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 5353, 443, 16443}
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    [rule] = the(render(networkPolicy={"metricsFrom": monitoring}), "NetworkPolicy")["spec"]["ingress"]
+    [rule] = only_object(render(networkPolicy={"metricsFrom": monitoring}), "NetworkPolicy")["spec"]["ingress"]
     assert rule == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": monitoring}
-    assert the(render(metrics={"enabled": False}), "NetworkPolicy")["spec"]["ingress"] == []
+    assert only_object(render(metrics={"enabled": False}), "NetworkPolicy")["spec"]["ingress"] == []
     assert of_kind(render(networkPolicy={"enabled": False}), "NetworkPolicy") == []
-    assert the(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"], "the API server's ports are unknown"
+    assert only_object(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"], (
+        "the API server's ports are unknown"
+    )
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -66,7 +66,7 @@ def test_the_page_lists_the_ports_of_the_operator(render: Render) -> None:
 
 def test_the_operator_has_rights_on_every_kind_that_it_uses(render: Render) -> None:
     known = {found.plural for found in vars(resources).values() if isinstance(found, Resource)}
-    known |= {found.plural for found in resources._BY_KIND.values()}
+    known |= {found.plural for found in resources._RESOURCES_BY_KIND.values()}
     assert known <= set(granted(render()))
 
 

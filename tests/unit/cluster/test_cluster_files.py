@@ -15,7 +15,7 @@ import yaml
 from cryptography import x509
 
 from rljob_cluster import api_client, cgroups
-from rljob_cluster.api_client import ApiClient
+from rljob_cluster.api_client import StartupClient
 from rljob_cluster.certificates import Authority
 from rljob_cluster.commands import ClusterError
 from rljob_cluster.image_files import SmallImage, chain_ids, layer_stack, write_archive, write_metadata_archive
@@ -112,7 +112,7 @@ NOT_YET: list[dict[str, Any] | None] = [
     {"conditions": None, "storedVersions": ["v1"]},
     {"conditions": [NAMES_ACCEPTED, {"type": "Established", "status": "False"}]},
 ]
-"""Of `status`. The API server returns the third one from the creation itself."""
+"""Fields of `status`. The API server returns the third one from the creation itself."""
 
 
 def crds(*statuses: object) -> bytes:
@@ -122,10 +122,10 @@ def crds(*statuses: object) -> bytes:
 
 def test_the_wait_for_crds_ends_when_all_are_established(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "POLL_SECONDS", 0.0)
-    client = ApiClient("https://127.0.0.1:1", authority.pair, authority.client("someone", "someone"))
+    client = StartupClient("https://127.0.0.1:1", authority.pair, authority.client("someone", "someone"))
     assert client.get("/readyz") is None, "nothing listens there"
     answers: list[Any] = [None, crds(), *(crds(DONE, status) for status in NOT_YET), crds(DONE, DONE), crds()]
-    monkeypatch.setattr(ApiClient, "get", lambda client, path: answers.pop(0))
+    monkeypatch.setattr(StartupClient, "get", lambda client, path: answers.pop(0))
     client.wait_established()
     assert answers == [crds()], "the last one is not asked for"
     for answer, found in [
@@ -133,6 +133,6 @@ def test_the_wait_for_crds_ends_when_all_are_established(authority: Authority, m
         (crds(), "found none"),
         (crds(DONE, *NOT_YET[2:4]), "these without the condition: crd-1, crd-2"),
     ]:
-        monkeypatch.setattr(ApiClient, "get", lambda client, path, answer=answer: answer)
+        monkeypatch.setattr(StartupClient, "get", lambda client, path, answer=answer: answer)
         with pytest.raises(ClusterError, match=found):
             client.wait_established(seconds=0.01)

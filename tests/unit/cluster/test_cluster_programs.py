@@ -19,7 +19,7 @@ from rich.console import Console
 from rljob_cluster import cluster
 from rljob_cluster.binaries import MODULES, SOURCES, Module, build, require_binaries, versions_key
 from rljob_cluster.cluster import PROGRAMS, require_packages
-from rljob_cluster.commands import ClusterError, Progress
+from rljob_cluster.commands import ClusterError, ProgressLines
 from rljob_cluster.control_plane import ChildProcess, ControlPlane
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
@@ -43,7 +43,7 @@ def test_programs_are_built_completely_or_not_at_all(tmp_path: Path, monkeypatch
     def build_with(script: str) -> set[str]:
         go.write_text(f"#!/bin/sh\nfor word; do last=$output; output=$previous; previous=$word; done\n{script}\n")
         go.chmod(0o755)
-        build([module], tmp_path / "bin", Progress(Console(file=printed)))
+        build([module], tmp_path / "bin", ProgressLines(Console(file=printed)))
         return {path.name for path in (tmp_path / "bin").iterdir()}
 
     with monkeypatch.context() as patch:
@@ -56,7 +56,7 @@ def test_programs_are_built_completely_or_not_at_all(tmp_path: Path, monkeypatch
         assert build_with("exit 1") == {"one", "two"}, "they exist"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"Go toolchain, 1\.26 or newer"):
-        build(MODULES, tmp_path / "empty", Progress(Console(file=printed)))
+        build(MODULES, tmp_path / "empty", ProgressLines(Console(file=printed)))
 
 
 def test_what_is_missing_is_named_with_the_command_that_provides_it(

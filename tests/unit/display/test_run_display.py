@@ -120,7 +120,7 @@ def test_a_note_is_shown_unchanged_next_to_the_progress(text: str) -> None:
     assert f"warning: {text}" in shown(console)
     assert "[/]" not in shown(console)
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count("\x1b[33m") == 1, "a warning does not colour the progress"
+    assert console.file.getvalue().count("\x1b[33m") == 1, "a warning does not color the progress"
 
 
 def test_the_remaining_time_follows_the_last_ten_steps() -> None:

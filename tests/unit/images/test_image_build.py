@@ -85,7 +85,7 @@ def test_an_unknown_image_is_refused_with_the_names_there_are() -> None:
 # --- skipped builds, and progress ---
 
 
-class Store(Buildah):
+class RecordingBuildah(Buildah):
     """A builder with one image, which only records builds."""
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -98,8 +98,10 @@ class Store(Buildah):
 def test_an_image_is_built_once_for_the_same_inputs_or_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[dict[str, str]] = []
     monkeypatch.setattr(cli, "build", lambda builder, wanted, labels: built.append(labels))
-    for store, even_if_unchanged, builds in ((Store({}), False, 1), (None, False, 1), (None, True, 2)):
-        cli.build_if_changed(store or Store(built[0]), operator(), "base", even_if_unchanged=even_if_unchanged)
+    for store, even_if_unchanged, builds in ((RecordingBuildah({}), False, 1), (None, False, 1), (None, True, 2)):
+        cli.build_if_changed(
+            store or RecordingBuildah(built[0]), operator(), "base", even_if_unchanged=even_if_unchanged
+        )
         assert len(built) == builds
 
 

@@ -314,7 +314,7 @@ WITH_REFERENCE = replace(LONGER, max_response_tokens=2048, reference_model=True)
         (QWEN3_4B, 33, 73, WITH_REFERENCE, {"optimizerOffload": "Enabled"}, False),  # nor reference and exported model
     ],
 )
-def test_the_policys_weights_stay_where_that_gains_nothing(
+def test_weights_are_not_offloaded_if_that_gains_nothing(
     model: ModelShape, gpu_gib: float, host_gib: int, step: Workload, settings: dict[str, Any], is_offloaded: bool
 ) -> None:
     assert planned(gpu(gpu_gib, host_gib), model, step, fused=True, **settings).policy_offload == is_offloaded

@@ -39,7 +39,7 @@ APART = {"topology": "Disaggregated", "policy": {"gpusPerReplica": 1}, "rollout"
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class RecordedJob:
     """The job of a recorded row."""
 
     model: str
@@ -51,35 +51,39 @@ class Arm:
 TP2 = TWO | {"rollout": {"tensorParallelSize": 2}}
 ARMS = {
     "large_models": {
-        "0.6b": Arm("0.6b", tokens=512),
-        "4b": Arm("4b"),
-        **{arm: Arm("8b") for arm in ("8b", "8b-warm", "8b-earlier")},
-        "8b-fp8": Arm("8b", FP8),
-        "14b": Arm("14b", BFLOAT16),
+        "0.6b": RecordedJob("0.6b", tokens=512),
+        "4b": RecordedJob("4b"),
+        **{arm: RecordedJob("8b") for arm in ("8b", "8b-warm", "8b-earlier")},
+        "8b-fp8": RecordedJob("8b", FP8),
+        "14b": RecordedJob("14b", BFLOAT16),
     },
-    "moments": {"8b": Arm("8b"), "8b-bfloat16": Arm("8b", BFLOAT16), "8b-int8": Arm("8b", INT8)},
+    "moments": {
+        "8b": RecordedJob("8b"),
+        "8b-bfloat16": RecordedJob("8b", BFLOAT16),
+        "8b-int8": RecordedJob("8b", INT8),
+    },
     "adapters_and_8_bits": {
-        "8b": Arm("8b", LORA),
-        "8b-fp8": Arm("8b", LORA | FP8),
-        "8b-fp8-kv": Arm("8b", LORA | {"rollout": FP8["rollout"] | {"kvCacheDtype": "Fp8"}}),
-        "32b": Arm("32b", LORA),
+        "8b": RecordedJob("8b", LORA),
+        "8b-fp8": RecordedJob("8b", LORA | FP8),
+        "8b-fp8-kv": RecordedJob("8b", LORA | {"rollout": FP8["rollout"] | {"kvCacheDtype": "Fp8"}}),
+        "32b": RecordedJob("32b", LORA),
     },
     "tensor_parallel": {
-        "tp2-8b": Arm("8b", TP2),
-        "tp2-14b": Arm("14b", TP2 | {"policy": TWO["policy"] | BFLOAT16["policy"]}),
+        "tp2-8b": RecordedJob("8b", TP2),
+        "tp2-14b": RecordedJob("14b", TP2 | {"policy": TWO["policy"] | BFLOAT16["policy"]}),
     },
     "topologies": {
-        "colocated": Arm("0.6b", TWO, prompts=32),
-        "disaggregated": Arm("0.6b", APART, prompts=32),
-        "colocated-8b": Arm("8b", TWO),
-        "disaggregated-8b": Arm("8b", APART),
+        "colocated": RecordedJob("0.6b", TWO, prompts=32),
+        "disaggregated": RecordedJob("0.6b", APART, prompts=32),
+        "colocated-8b": RecordedJob("8b", TWO),
+        "disaggregated-8b": RecordedJob("8b", APART),
     },
 }
 """By result, and by the arm of a row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRun:
     """A recorded run, and the budget of its plan."""
 
     name: str
@@ -93,7 +97,7 @@ class Recorded:
         return None if found is None else int(found)
 
 
-def recorded() -> Iterator[Recorded]:
+def recorded() -> Iterator[RecordedRun]:
     for folder, gpu in ((RESULTS, "h200"), (RESULTS / "h100", "h100")):
         for name, arms in ARMS.items():
             path = folder / f"{name}.json"
@@ -102,7 +106,7 @@ def recorded() -> Iterator[Recorded]:
                     yield recorded_run(f"{gpu} {name} {row['arm']}", arms[row["arm"]], row, gpu)
 
 
-def recorded_run(name: str, arm: Arm, row: dict[str, Any], gpu: str) -> Recorded:
+def recorded_run(name: str, arm: RecordedJob, row: dict[str, Any], gpu: str) -> RecordedRun:
     algorithm = {"steps": 2, "promptsPerStep": arm.prompts, "maxPromptTokens": 16, "maxResponseTokens": arm.tokens}
     model = {"uri": f"random://qwen3?{SHAPES[arm.model]}"}
     given = {"model": model, "task": {"name": "digits"}, "algorithm": algorithm}
@@ -112,7 +116,7 @@ def recorded_run(name: str, arm: Arm, row: dict[str, Any], gpu: str) -> Recorded
     hardware = Hardware("cuda", GPU_TYPES[gpu].memory_bytes, 512 * GIB, gpu=gpu, layers_compiled=True)
     setup = Setup(workload_of(spec), shape, hardware)
     plan = MemoryPlan.model_validate({key: value for key, value in row["plan"].items() if value is not None})
-    return Recorded(name, arm.model, row, setup, budget(setup, evenly_filled(setup.work, plan)))
+    return RecordedRun(name, arm.model, row, setup, budget(setup, evenly_filled(setup.work, plan)))
 
 
 RUNS = list(recorded())

@@ -71,7 +71,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"attn_logit_softcapping": 50.0}, "found attn_logit_softcapping: 50.0"),
     ({"is_causal": False}, "expected causal attention, found is_causal: false"),
     ({"use_bidirectional_attention": True}, "expected causal attention"),
-    ({"hidden_act": "gelu"}, "expected hidden_act: silu for a model of the kind qwen3, found .*gelu"),
+    ({"hidden_act": "gelu"}, "expected hidden_act: silu for a model of type qwen3, found .*gelu"),
     ({"attention_bias": True}, "expected attention_bias: False .* found attention_bias: True"),
     ({"partial_rotary_factor": 0.5}, "found partial_rotary_factor: 0.5"),
     ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "found partial_rotary_factor: 0.5"),
@@ -102,7 +102,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         ("generation_config.json", {"eos_token_id": 70}, "below 64.*generation_config.json, found 70"),
         ("generation_config.json", {"eos_token_id": [2, -1]}, "not negative in .*generation_config.json, found -1"),
         ("generation_config.json", {"pad_token_id": 70}, "below 64.*generation_config.json, found 70"),
-        ("adapter_config.json", {"peft_type": "LORA"}, "found adapter_config.json beside config.json"),
+        ("adapter_config.json", {"peft_type": "LORA"}, "found adapter_config.json next to config.json"),
     ],
 )
 def test_settings_that_contradict_the_model_are_refused(

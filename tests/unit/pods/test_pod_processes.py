@@ -106,7 +106,7 @@ def test_a_signal_is_forwarded_to_the_program(number: signal.Signals) -> None:
 
 
 def test_orphans_are_reaped_and_none_survives_the_container(tmp_path: Path) -> None:
-    """As with `ray start`: it exits, and its servers keep running."""
+    """`ray start` exits, and its servers keep running."""
     orphans = tmp_path / "orphans"
     process = start(
         "subprocess.run(['sh', '-c', 'sleep 0.1 & echo $! >$0; sleep 300 & echo $! >>$0', sys.argv[1]])\n"

@@ -174,7 +174,7 @@ def test_settings_that_cannot_be_read_are_reported_at_once(tmp_path: Path, text:
         (ExitCode.WORKER_LOST, "/etc/rljob", "", False),
     ],
 )
-def test_advice_is_given_only_where_it_helps(
+def test_advice_is_given_only_if_it_helps(
     tmp_path: Path, code: ExitCode, place: str, task_dir: str, advised: bool
 ) -> None:
     variables = pod_variables(tmp_path, RLJOB_MANIFEST="/etc/rljob/job.yaml", RLJOB_TASK_DIR=task_dir)

@@ -196,7 +196,7 @@ def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
 
 @pytest.fixture
 def caching(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that the fake allocator caches, besides 7 in use."""
+    """Bytes that the fake allocator caches, in addition to 7 in use."""
     cached = [MIN_RELEASE_BYTES]
     monkeypatch.setattr(
         torch.cuda,

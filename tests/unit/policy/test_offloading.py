@@ -146,7 +146,7 @@ def test_copies_are_the_trained_shards_while_the_weights_are_away() -> None:
 def test_weights_stay_if_the_host_has_no_memory_for_them(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     model, arrays = Model(), []
 
-    class Refusing(HostArray):
+    class RefusingHost(HostArray):
         def __init__(self, elements: int, dtype: torch.dtype, **settings: Any) -> None:
             super().__init__(elements, dtype, **settings)
             arrays.append(self)
@@ -157,7 +157,7 @@ def test_weights_stay_if_the_host_has_no_memory_for_them(monkeypatch: pytest.Mon
                 raise RuntimeError("expected 15.3 GiB of host memory for the policy's weights")
             return super().tensor
 
-    monkeypatch.setattr(policy_offload, "HostArray", Refusing)
+    monkeypatch.setattr(policy_offload, "HostArray", RefusingHost)
     expected, offload = values(model), PolicyOffload([model], CPU)
     with pytest.raises(RuntimeError, match="host memory for the policy's weights"):
         offload.offload()

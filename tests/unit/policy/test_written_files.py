@@ -1,4 +1,4 @@
-"""The files of checkpoints, which several threads write, and of an exported model besides its weights."""
+"""The files of checkpoints, which several threads write, and of an exported model in addition to its weights."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SITE = Path(rljob_probe.__file__).parent / "site"
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProgram:
     exit_code: int
     output: str
     errors: str
@@ -63,7 +63,7 @@ class ProbedProgram:
         probed: bool = True,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-    ) -> Ended:
+    ) -> EndedProgram:
         script = self.directory / "program.py"
         script.write_text(code)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RLJOB_", "PYTHON"))}
@@ -79,7 +79,7 @@ class ProbedProgram:
             env=inherited | (own if probed else {}) | self.environment | dict(environment or {}),
             cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
         )  # fmt: skip
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return EndedProgram(done.returncode, done.stdout, done.stderr)
 
 
 FAKE_TORCH = {
@@ -167,7 +167,7 @@ class LRScheduler:
 
 
 def write_fake_torch(directory: Path, part: str = "", instead: str = "") -> None:
-    """Writes a fake torch beside the program, with `part` of it replaced."""
+    """Writes a fake torch next to the program, with `part` of it replaced."""
     for name, text in FAKE_TORCH.items():
         path = directory / "torch" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljob_probe import start
-from tests.unit.probe.probed_program import SITE, Ended, ProbedProgram
+from tests.unit.probe.probed_program import SITE, EndedProgram, ProbedProgram
 
 PROGRAMS = {
     "nothing": "",
@@ -184,7 +184,7 @@ def test_the_code_is_python_3_8_with_the_standard_library_alone(source: Path) ->
 # --- the image's own sitecustomize and usercustomize ---
 
 
-def run_with(program: ProbedProgram, own: str, code: str, probed: bool = True) -> Ended:
+def run_with(program: ProbedProgram, own: str, code: str, probed: bool = True) -> EndedProgram:
     place = program.directory / "of-the-image"
     place.mkdir(exist_ok=True)
     (place / "sitecustomize.py").write_text(own)

@@ -28,7 +28,7 @@ def output(index: int, token_ids: list[int], reason: str, logprobs: list[float] 
     )
 
 
-class Tokenizer:
+class NumberTokenizer:
     """Decodes token 2, the end of a sequence, as an empty text, and other tokens as their number."""
 
     def batch_decode(self, sequences: list[list[int]], skip_special_tokens: bool) -> list[str]:
@@ -36,7 +36,7 @@ class Tokenizer:
         return ["".join(str(token) for token in ids if token != 2) for ids in sequences]
 
 
-TOKENIZER = Tokenizer()
+TOKENIZER = NumberTokenizer()
 
 
 def test_completions_keep_the_order_of_prompts_and_samples() -> None:

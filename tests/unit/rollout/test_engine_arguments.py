@@ -151,8 +151,12 @@ def test_the_fields_are_those_of_the_class() -> None:
         ("mode", "slow", "expected Literal['fast', 'exact'] | None, found 'slow'"),
         ("enforce_eagerly", True, "is not an engine argument of the installed vLLM: did you mean enforce_eager?"),
         ("zzz", True, "is not an engine argument of the installed vLLM: remove it"),
-        ("dtype", "half", "expected no such argument: the trainer sets it itself; remove it"),
-        ("hf_overrides", {"rope_theta": 1.0}, "expected no such argument: only the engine would follow it"),
+        ("dtype", "half", "expected no such argument: the trainer sets this argument; remove it"),
+        (
+            "hf_overrides",
+            {"rope_theta": 1.0},
+            "expected no such argument: it would change the engine but",
+        ),
     ],
 )
 def test_unknown_or_refused_names_and_wrong_types_are_found(name: str, value: Any, message: str | None) -> None:

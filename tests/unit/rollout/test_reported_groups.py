@@ -18,7 +18,7 @@ GROUP_SIZE = 2
 NOTHING = WholeGroups([], [], GROUP_SIZE, [])
 
 
-class Requests:
+class SimulatedRequests:
     """Stands for those of vLLM. A group of two: one response has half as many tokens as the other."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Requests:
         self.groups.clear()
 
 
-class MemoryLog:
+class RecordedCalls:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
@@ -61,11 +61,11 @@ class Actor(RolloutActor):
     """Without vLLM and without a model."""
 
     def __init__(self, longest: int) -> None:
-        self._requests = cast(Any, Requests())
+        self._requests = cast(Any, SimulatedRequests())
         self._config = cast(Any, SimpleNamespace(max_response_tokens=longest))
         self._llm = SimpleNamespace(get_tokenizer=lambda: None)
         self.shard = cast(Any, SimpleNamespace(has_peers=False, is_first=True))
-        self._memory_log = cast(Any, MemoryLog())
+        self._memory_log = cast(Any, RecordedCalls())
         self._generation = None
 
     def _ready_requests(self) -> Any:

@@ -62,7 +62,7 @@ def test_of_too_many_processes_those_with_least_memory_are_reported() -> None:
 
 
 def test_a_missing_reward_is_omitted_and_an_absent_phase_took_no_time() -> None:
-    store = Store()
+    store = StoredReports()
     reporter = reporter_of(store)
     reporter.step_committed(step_record(1, reward=float("nan")), {})
     reporter.close(PATIENCE_SECONDS)
@@ -127,7 +127,7 @@ def test_regular_reports_always_keep_their_interval(pauses: list[float]) -> None
 # --- the reporter ---
 
 
-class Store:
+class StoredReports:
     """Stores the reports. `before`: called before each apply."""
 
     def __init__(self, existing: StepReportStatus | None = None, before: Callable[[], object] = lambda: None) -> None:
@@ -151,7 +151,7 @@ class Store:
         return self.applied[-1]
 
 
-def reporter_of(store: Store, warn: Callable[[str], Any] = print, committed: int = 0) -> StepReporter:
+def reporter_of(store: StoredReports, warn: Callable[[str], Any] = print, committed: int = 0) -> StepReporter:
     reporter = StepReporter(store, attempt=2)
     reporter.attempt_began(PLAN, [step_record(step) for step in range(1, committed + 1)], warn)
     return reporter
@@ -159,7 +159,7 @@ def reporter_of(store: Store, warn: Callable[[str], Any] = print, committed: int
 
 def test_steps_wait_for_the_interval_and_changes_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 3600.0)
-    store = Store()
+    store = StoredReports()
     reporter = reporter_of(store, committed=2)
     report = store.wait_for(1)
     assert (report.attempt, report.plan, report.plan_generation) == (2, PLAN, PLAN.generation)
@@ -187,7 +187,7 @@ def test_steps_wait_for_the_interval_and_changes_are_sent_at_once(monkeypatch: p
 
 def test_evidence_of_an_earlier_attempt_is_kept_in_regular_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 0.05)
-    store = Store(existing=StepReportStatus(last_evidence=EVIDENCE))
+    store = StoredReports(existing=StepReportStatus(last_evidence=EVIDENCE))
     reporter = reporter_of(store)
     store.wait_for(1)
     reporter.step_committed(step_record(1), {})
@@ -200,7 +200,7 @@ def test_evidence_of_an_earlier_attempt_is_kept_in_regular_reports(monkeypatch: 
 def test_the_loop_does_not_wait_for_an_api_server_that_hangs() -> None:
     released = threading.Event()
     began = time.monotonic()
-    reporter = reporter_of(Store(before=lambda: released.wait(PATIENCE_SECONDS)))
+    reporter = reporter_of(StoredReports(before=lambda: released.wait(PATIENCE_SECONDS)))
     for step in range(1, 1001):
         reporter.step_committed(step_record(step), {})
     reporter.close(0.3)
@@ -208,7 +208,7 @@ def test_the_loop_does_not_wait_for_an_api_server_that_hangs() -> None:
     released.set()
 
 
-def failing(*failures: Exception) -> tuple[Store, threading.Event]:
+def failing(*failures: Exception) -> tuple[StoredReports, threading.Event]:
     """A store whose first writes fail, and an event at the first failure."""
     left, failed = list(failures), threading.Event()
 
@@ -217,7 +217,7 @@ def failing(*failures: Exception) -> tuple[Store, threading.Event]:
             failed.set()
             raise left.pop(0)
 
-    return Store(before=fail), failed
+    return StoredReports(before=fail), failed
 
 
 def test_failures_are_logged_once_a_minute_and_reporting_continues(monkeypatch: pytest.MonkeyPatch) -> None:

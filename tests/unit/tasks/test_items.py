@@ -218,7 +218,7 @@ def functions(tmp_path: Path) -> Iterator[Path]:
         ("return 'prompts'", "expected a list of items .*, found str; return a list of dicts"),
         ("return {'prompt': 'a'}", "expected a list of items .*, found dict"),
         ("stream", "expected a list of items .*, found async_generator"),
-        ("return [{'prompt': 'a'}, 7]", "expected item 1 of .* to be a dict with a text called 'prompt', found 7"),
+        ("return [{'prompt': 'a'}, 7]", "expected item 1 of .* to be a dict with a string 'prompt', found 7"),
         (
             r"return [{'prompt': 'a'}, {'prompt': '\ud83d'}]",
             "item 1 of .*: expected text in the field 'prompt', found half of a character",
@@ -233,7 +233,7 @@ def functions(tmp_path: Path) -> Iterator[Path]:
         ),
         (
             "return [{'prompt': 'a'}, {'prompt': 'b', 'check': lambda answer: True}]",
-            "item 1 of .*: expected a record that can be pickled, .*; use numbers, texts, lists and dicts",
+            "item 1 of .*: expected a record that can be pickled, .*; use numbers, strings, lists and dicts",
         ),
         (
             "return [{'prompt': 'a', 'x': deep(0)}]",

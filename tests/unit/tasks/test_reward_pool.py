@@ -161,13 +161,13 @@ def test_workers_import_no_torch_see_no_gpu_and_spawn(pool: Any, monkeypatch: py
     assert results(pool("spawned", timeout=600), ["abc"], {"offset": 1}) == [4.0]
 
 
-class Unreadable:
+class UnreadableResult:
     def __reduce__(self) -> tuple[object, ...]:
         return int, ("no number",)
 
 
 def test_records_that_cannot_be_sent_and_missing_functions_are_refused(pool: Any) -> None:
-    [failure] = results(pool("length"), ["x"], {"offset": Unreadable()})
+    [failure] = results(pool("length"), ["x"], {"offset": UnreadableResult()})
     assert failure.message.startswith("could not get the record, which raised ValueError")
     with pytest.raises(BadInput, match="expected records that can be pickled"):
         results(pool("length"), ["x"], {"offset": lambda: 0})

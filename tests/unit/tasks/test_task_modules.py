@@ -1,4 +1,4 @@
-"""Modules beside the manifest are imported for the task, shadow no other, and may forbid stale rollouts."""
+"""Modules next to the manifest are imported for the task, shadow no other, and may forbid stale rollouts."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def test_the_counters_are_of_all_pools_together() -> None:
     assert sample_of_stats(few) == MemorySample(allocated_bytes=5), "counters that torch lacks are zero"
 
 
-class Gpu:
-    """Of 80 GiB, with 30 in tensors and 40 reserved."""
+class GpuOfTorch:
+    """A GPU of 80 GiB, with 30 in tensors and 40 reserved."""
 
     free, total, initialized = 35, 80, True
 
@@ -168,7 +168,7 @@ class Gpu:
 
 
 def test_a_sample_of_a_gpu_is_of_the_allocator_and_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(monkeypatch)
+    gpu = GpuOfTorch(monkeypatch)
     found = quick_sample("cuda").as_line()
     expected = {"allocated": 30, "reserved": 40, "peak_allocated": 33, "peak_reserved": 44}
     expected |= {"device_free": 35, "device_total": 80}
@@ -179,7 +179,7 @@ def test_a_sample_of_a_gpu_is_of_the_allocator_and_of_the_device(monkeypatch: py
 
 
 def test_memory_released_by_a_sleeping_engine_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(monkeypatch)
+    gpu = GpuOfTorch(monkeypatch)
     log = MemoryLog(tmp_path / "rollout-0.jsonl", "cuda")
     # The second number is of torch's own cache, in passing.
     for freed, uncached, asleep in ((25, 4, 25), (-10, 0, 15), (-16, 0, 0)):

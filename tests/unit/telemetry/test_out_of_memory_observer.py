@@ -53,7 +53,7 @@ STATS = {
 
 
 @dataclass
-class Observed:
+class ObservedRank:
     """The observer in the process of policy rank 2, the memory log of that process, and the run's directory."""
 
     request: Callable[[int, int, int, int], None]
@@ -66,7 +66,7 @@ class Observed:
 
 
 @pytest.fixture
-def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
+def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ObservedRank:
     attached: list[Any] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda _device: STATS, raising=False)
@@ -76,10 +76,10 @@ def observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Observed:
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
     log = MemoryLog(tmp_path / "memory" / "policy-2.jsonl", "cpu")
     attach_out_of_memory_observer(tmp_path / "oom", "policy", 2, lambda: log.progress)
-    return Observed(attached[0], log, tmp_path)
+    return ObservedRank(attached[0], log, tmp_path)
 
 
-def test_a_failed_request_is_recorded_with_place_and_memory(observed: Observed) -> None:
+def test_a_failed_request_is_recorded_with_place_and_memory(observed: ObservedRank) -> None:
     observed.log.begin_phase(7, "update")
     observed.log.record(7, "update", 3)
     observed.request(0, 700 * MIB, 80 * GIB, 30 * MIB)
@@ -99,7 +99,7 @@ def test_a_failed_request_is_recorded_with_place_and_memory(observed: Observed) 
     assert (failure.role, failure.rank, failure.step) == ("policy", 2, 7)
 
 
-def test_an_account_is_of_the_request_that_the_message_names(observed: Observed) -> None:
+def test_an_account_belongs_to_the_request_in_the_message(observed: ObservedRank) -> None:
     observed.request(0, 1199 * MIB, 80 * GIB, 30 * MIB)
     assert take_account("CUDA out of memory. Tried to allocate 1.17 GiB.") is not None
     for other in ("CUDA out of memory. Tried to allocate 1.20 GiB.", "out of memory", ""):
@@ -107,7 +107,7 @@ def test_an_account_is_of_the_request_that_the_message_names(observed: Observed)
         assert take_account(other) is None
 
 
-def test_each_try_of_a_phase_is_recorded_once(observed: Observed) -> None:
+def test_each_try_of_a_phase_is_recorded_once(observed: ObservedRank) -> None:
     observed.log.begin_phase(7, "update")
     observed.request(0, 700, 80 * GIB, 0)
     observed.log.record(7, "update", 0)
@@ -120,7 +120,7 @@ def test_each_try_of_a_phase_is_recorded_once(observed: Observed) -> None:
 
 @pytest.mark.parametrize("fails", ["_snapshot", "get_device_properties", "the disk"])
 def test_an_error_in_the_observer_does_not_hide_the_failure(
-    observed: Observed, monkeypatch: pytest.MonkeyPatch, fails: str
+    observed: ObservedRank, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the allocator is in no state to be asked")
@@ -134,7 +134,7 @@ def test_an_error_in_the_observer_does_not_hide_the_failure(
 
 
 @pytest.mark.parametrize("work", [Activity.LOGITS, Activity.OPTIMIZER])
-def test_the_innermost_mark_names_the_work(observed: Observed, work: Activity) -> None:
+def test_the_innermost_mark_names_the_work(observed: ObservedRank, work: Activity) -> None:
     observed.log.begin_phase(7, "update")
     with activity(Activity.BACKWARD):
         with activity(work):
@@ -145,7 +145,7 @@ def test_the_innermost_mark_names_the_work(observed: Observed, work: Activity) -
 
 
 @pytest.mark.parametrize(("phase", "work"), [("sync", Activity.WEIGHT_SYNC), ("checkpoint", Activity.CHECKPOINT)])
-def test_outside_of_all_marks_the_phase_names_the_work(observed: Observed, phase: str, work: Activity) -> None:
+def test_outside_of_all_marks_the_phase_names_the_work(observed: ObservedRank, phase: str, work: Activity) -> None:
     observed.log.begin_phase(7, phase)
     observed.request(0, 700, 80 * GIB, 0)
     assert observed.record.activity is work

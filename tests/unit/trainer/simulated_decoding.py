@@ -14,7 +14,7 @@ LONGEST = 1024
 
 
 @dataclass
-class Engine:
+class DecodingEngine:
     """An engine that generates a token of `concurrent` sequences in each step, and the other sequences after them."""
 
     concurrent: int
@@ -57,7 +57,7 @@ def least_steps(engines: int, concurrent: int, lengths: Lengths) -> float:
 
 def _steps(queue: WorkQueue, lengths: Lengths, portions: list[list[int]]) -> int:
     engines = [
-        Engine(queue.concurrent_sequences, [tokens for item in portion for tokens in lengths[item]])
+        DecodingEngine(queue.concurrent_sequences, [tokens for item in portion for tokens in lengths[item]])
         for portion in portions
     ]
     steps = 0

@@ -242,7 +242,7 @@ class SimulatedRoles:
         self.policy_at = step
         return None
 
-    # --- how ---
+    # --- internals ---
 
     def _may_fail(self, actor: str, call: str) -> None:
         self.calls += 1

@@ -114,7 +114,7 @@ class Measured(SimulatedRoles):
         return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
 
 
-class LeakingEngine(SimulatedRoles):
+class LeakingRoles(SimulatedRoles):
     """Roles on a GPU of 80 GiB, whose engine keeps 5 GiB more after each sleep, until its process is replaced."""
 
     engines_sleep = True
@@ -139,7 +139,7 @@ class LeakingEngine(SimulatedRoles):
 
 
 @dataclass
-class Job:
+class ResumedJob:
     """A job in a directory. Each `attempt` has its own roles."""
 
     directory: Path
@@ -235,10 +235,10 @@ class Job:
         return (self.directory / "model").read_text()
 
 
-def undisturbed(directory: Path, **settings: Any) -> Job:
+def undisturbed(directory: Path, **settings: Any) -> ResumedJob:
     """A job without failures, for comparison."""
     directory.mkdir()
-    job = Job(directory, **settings)
+    job = ResumedJob(directory, **settings)
     roles, _, _ = job.attempt(SimulatedRoles({}))
     assert roles.updates == list(range(1, job.steps + 1))
     assert job.model != START
@@ -246,7 +246,7 @@ def undisturbed(directory: Path, **settings: Any) -> Job:
 
 
 @pytest.fixture(scope="module", params=[(0, 0), (1, 0), (1, 1)], ids=["fresh", "stale", "partial"])
-def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ResumedJob:
     staleness, partial = request.param
     return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", staleness=staleness, partial=partial)
 
@@ -257,10 +257,10 @@ HOW = st.sampled_from([WHOLE, HALFWAY])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(failures=st.dictionaries(st.integers(1, 45), HOW, max_size=7), ranks=st.sampled_from([1, 2]))
 def test_out_of_memory_failures_do_not_change_the_result(
-    failures: dict[int, str], ranks: int, without_failure: Job
+    failures: dict[int, str], ranks: int, without_failure: ResumedJob
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = Job(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
+        job = ResumedJob(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
         _, listener, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
         assert job.rewards == without_failure.rewards
         assert job.model == without_failure.model
@@ -272,9 +272,11 @@ def test_out_of_memory_failures_do_not_change_the_result(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(failures=st.dictionaries(st.integers(1, 30), HOW | st.just(DEAD), min_size=1, max_size=5))
-def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[int, str], without_failure: Job) -> None:
+def test_a_job_with_lost_processes_resumes_in_the_next_attempt(
+    failures: dict[int, str], without_failure: ResumedJob
+) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = Job(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
+        job = ResumedJob(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
         for _ in range(10):
             try:
                 job.attempt(SimulatedRoles(failures))
@@ -287,7 +289,7 @@ def test_a_job_with_lost_processes_resumes_in_the_next_attempt(failures: dict[in
 
 
 def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> None:
-    class Recording(SimulatedRoles):
+    class RecordedPhases(SimulatedRoles):
         def generate(self, step: int, *arguments: Any) -> SimulatedGeneration:
             calls.append(f"generate {step} with {self.engines_at}")
             return super().generate(step, *arguments)
@@ -297,7 +299,7 @@ def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> N
             return super().update(batch)
 
     calls: list[str] = []
-    Job(tmp_path, staleness=1).attempt(Recording({}))
+    ResumedJob(tmp_path, staleness=1).attempt(RecordedPhases({}))
     assert calls[:6] == [
         "generate 1 with 0",
         "generate 2 with 0",
@@ -310,7 +312,7 @@ def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> N
 
 
 def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: Path) -> None:
-    class Recording(SimulatedRoles):
+    class RecordedLimits(SimulatedRoles):
         def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
             limit = current_limit()
             assert limit is not None
@@ -318,14 +320,14 @@ def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: P
             return super().update(batch)
 
     limits: dict[int, float] = {}
-    Job(tmp_path).attempt(Recording({}))
+    ResumedJob(tmp_path).attempt(RecordedLimits({}))
     assert limits.pop(1) == 3600, "kernels are compiled"
     assert limits == {2: 600, 3: 3600, 4: 600, 5: 3600, 6: 600}, "checkpoints begin after steps 2 and 4"
 
 
 def test_stale_rollouts_are_repeated_with_the_weights_of_their_step(tmp_path: Path) -> None:
     """The engine fails when the policy has learned already: it needs the policy's weights of one step before."""
-    whole, failing = undisturbed(tmp_path / "whole", staleness=1), Job(tmp_path, staleness=1)
+    whole, failing = undisturbed(tmp_path / "whole", staleness=1), ResumedJob(tmp_path, staleness=1)
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
     assert roles.updates == [1, 2, 3, 4, 3, 4, 5, 6], "back to the checkpoint of step 2, and to step 3 for the engine"
     assert (failing.rewards, failing.model) == (whole.rewards, whole.model)
@@ -335,13 +337,13 @@ def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
     """The journal has each span of a response with the version of the weights that generated it."""
     seen: list[RolloutBatch] = []
 
-    class Recording(SimulatedRoles):
+    class RecordedBatches(SimulatedRoles):
         def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
             seen.append(batch)
             return super().update(batch)
 
-    job = Job(tmp_path, staleness=1, partial=1)
-    job.attempt(Recording({}))
+    job = ResumedJob(tmp_path, staleness=1, partial=1)
+    job.attempt(RecordedBatches({}))
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         counted = [step.metrics["continued_responses"] for step in ledger.steps]
     assert sum(counted) > 0
@@ -376,7 +378,7 @@ FROM_CHECKPOINT = [1, 2, 3, 3, 4, 5, 6]
 def test_only_steps_whose_weights_are_lost_are_replayed(
     failures: dict[str, str], ranks: int, updates: list[int], rejoined: int, expected: str, tmp_path: Path
 ) -> None:
-    roles, listener, printed = Job(tmp_path).attempt(SimulatedRoles(failures, ranks))
+    roles, listener, printed = ResumedJob(tmp_path).attempt(SimulatedRoles(failures, ranks))
     assert (roles.updates, roles.rejoined) == (updates, rejoined)
     assert [event for event, _ in listener.events[:2]] == ["changed", "recovered"]
     assert "OutOfMemory: policy rank 0 in update, step " in printed
@@ -391,7 +393,7 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     tmp_path: Path, lost_at: int, damaged: set[int], begun_at: int
 ) -> None:
     """The policy then has a part of it: an earlier one replaces all of that, as do new processes."""
-    job = Job(tmp_path)
+    job = ResumedJob(tmp_path)
     with pytest.raises(WorkerLost):
         job.attempt(SimulatedRoles({f"update {lost_at}": DEAD}))
     roles = SimulatedRoles({})
@@ -403,9 +405,9 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
-def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_failure: Job) -> None:
+def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_failure: ResumedJob) -> None:
     """The last line of the ledger is lost, which the checkpoint of step 6 covers; that of step 4 is loaded."""
-    job = Job(tmp_path, staleness=without_failure.staleness, partial=without_failure.partial)
+    job = ResumedJob(tmp_path, staleness=without_failure.staleness, partial=without_failure.partial)
     job.attempt(SimulatedRoles({}))
     path = tmp_path / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -418,7 +420,7 @@ def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_fa
 
 def test_the_journal_keeps_the_steps_after_the_oldest_checkpoint(tmp_path: Path) -> None:
     """The newest checkpoint is damaged, and as many as are kept exist: the steps after the other one are replayed."""
-    job, whole = Job(tmp_path, steps=6), undisturbed(tmp_path / "whole", steps=8)
+    job, whole = ResumedJob(tmp_path, steps=6), undisturbed(tmp_path / "whole", steps=8)
     job.attempt(SimulatedRoles({}))
     job.steps = 8
     roles = SimulatedRoles({})
@@ -445,7 +447,7 @@ def test_a_step_is_synced_then_committed_then_reported(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         Listener, "step_committed", lambda _self, record, _memory: order.append(f"report {record.step}")
     )
-    Job(tmp_path, steps=2).attempt(Syncing({}))
+    ResumedJob(tmp_path, steps=2).attempt(Syncing({}))
     assert order == ["sync 0", *(f"{what} {step}" for step in (1, 2) for what in ("sync", "commit", "report"))]
 
 
@@ -453,12 +455,12 @@ def test_a_replay_that_fails_resumes_at_the_failed_update(tmp_path: Path) -> Non
     """The policy is lost before the first checkpoint, and the second of two replayed updates fails once."""
     roles = SimulatedRoles({"update 3": HALFWAY})
     roles.later = {"update 2": WHOLE}
-    Job(tmp_path).attempt(roles)
+    ResumedJob(tmp_path).attempt(roles)
     assert roles.updates == [1, 2, 1, 2, 3, 4, 5, 6]
 
 
 def test_a_change_is_recorded_before_it_takes_effect(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+    job = ResumedJob(tmp_path)
 
     class EndsAtTheChange(SimulatedRoles):
         def change(self, settings: object) -> None:
@@ -475,7 +477,7 @@ def test_a_change_is_recorded_before_it_takes_effect(tmp_path: Path) -> None:
 
 
 def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) -> None:
-    job = Job(tmp_path, mode="Disabled")
+    job = ResumedJob(tmp_path, mode="Disabled")
     with pytest.raises(DeviceOutOfMemory, match=r"memory\.mode is Disabled.*Write memory\.mode: Auto") as failure:
         job.attempt(SimulatedRoles({"update 3": WHOLE}))
     evidence = failure.value.evidence
@@ -488,9 +490,9 @@ def test_a_fixed_plan_ends_the_attempt_with_evidence_and_advice(tmp_path: Path) 
 def test_giving_up_explains_every_change_unless_a_supervisor_decides(tmp_path: Path) -> None:
     failures = {"update 3": WHOLE, "update 4": WHOLE}
     with pytest.raises(DeviceOutOfMemory, match=r"recovery\.maxAdjustments.*Tried: generation 2") as failure:
-        Job(tmp_path, max_adjustments=1).attempt(SimulatedRoles(failures))
+        ResumedJob(tmp_path, max_adjustments=1).attempt(SimulatedRoles(failures))
     assert failure.value.given_up
-    supervised = Job(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
+    supervised = ResumedJob(tmp_path, max_adjustments=0, levels=frozenset({"Live", "RespawnRole"}))
     with pytest.raises(DeviceOutOfMemory, match=r"^CUDA out of memory") as failure:
         supervised.attempt(SimulatedRoles(failures))
     assert not failure.value.given_up
@@ -499,10 +501,10 @@ def test_giving_up_explains_every_change_unless_a_supervisor_decides(tmp_path: P
 
 def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
     with pytest.raises(WorkerLost):
-        Job(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
+        ResumedJob(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
     kills = iter([3, 4])
     with pytest.raises(HostOutOfMemory) as failure:
-        Job(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 4": DEAD}), kills=lambda: next(kills))
+        ResumedJob(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 4": DEAD}), kills=lambda: next(kills))
     assert failure.value.evidence is not None
     assert failure.value.evidence.diagnoses[0].class_name == "HostMemory"
 
@@ -520,16 +522,16 @@ def test_an_engine_that_computes_another_model_ends_the_run_in_step_1(
     tmp_path: Path, metrics: dict[str, float], expected: str
 ) -> None:
     with pytest.raises(BadInput, match=expected):
-        Job(tmp_path).attempt(Measured([1], **metrics))
-    assert Job(tmp_path).rewards == []
-    Job(tmp_path).attempt(Measured([2], **metrics))
-    assert len(Job(tmp_path).rewards) == STEPS, "a disagreement after step 1 is left to its metric"
+        ResumedJob(tmp_path).attempt(Measured([1], **metrics))
+    assert ResumedJob(tmp_path).rewards == []
+    ResumedJob(tmp_path).attempt(Measured([2], **metrics))
+    assert len(ResumedJob(tmp_path).rewards) == STEPS, "a disagreement after step 1 is left to its metric"
 
 
 def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path) -> None:
     """Without new engines, the GPU would be full in step 12."""
-    job = Job(tmp_path, steps=30)
-    roles, _, printed = job.attempt(LeakingEngine({}))
+    job = ResumedJob(tmp_path, steps=30)
+    roles, _, printed = job.attempt(LeakingRoles({}))
     assert roles.updates == list(range(1, 31)), "no step is lost or repeated"
     assert roles.engines_ended >= 2
     changes = [record.change for record in job.plan_changes]
@@ -549,7 +551,7 @@ def test_rollouts_that_ended_engines_have_begun_are_begun_again(tmp_path: Path) 
                 raise out_of_memory("rollout-0")
             return super().update(batch)
 
-    job, whole = Job(tmp_path, staleness=1), undisturbed(tmp_path / "whole", staleness=1)
+    job, whole = ResumedJob(tmp_path, staleness=1), undisturbed(tmp_path / "whole", staleness=1)
     roles, _, _ = job.attempt(EngineFails({}))
     assert roles.engines_ended == 1
     assert (job.model, job.rewards) == (whole.model, whole.rewards)

@@ -139,7 +139,7 @@ MAX_TOKENS = 16
 
 
 def response_parts(segments: list[Segment]) -> list[Completion]:
-    """Of lengths that depend on the prompt alone: 3, 7, 11 or 15 tokens."""
+    """Completions with lengths that depend on the prompt alone: 3, 7, 11 or 15 tokens."""
     parts = []
     for segment in segments:
         left = 3 + 4 * (segment.token_ids[0] % 4) - (len(segment.token_ids) - 1)
@@ -180,7 +180,7 @@ def _without_ray() -> Iterator[None]:
 
 
 @dataclass
-class Run:
+class GenerationRun:
     """A generation, with its reports."""
 
     engines: list[SimulatedEngine]
@@ -246,7 +246,7 @@ def test_the_prompts_of_lost_engines_move_to_the_others(
 ) -> None:
     """An engine is lost with any of its `size` processes, after some calls. The step fails if all engines are lost."""
     processes = engines(*lost, count=count * size, size=size, after=after)
-    run = Run(processes, size=size, concurrent=concurrent)
+    run = GenerationRun(processes, size=size, concurrent=concurrent)
     lost_engines = {process // size for process in lost if process < count * size}
     try:
         assert run.finish() == EXPECTED
@@ -264,13 +264,13 @@ def test_the_prompts_of_lost_engines_move_to_the_others(
 
 def test_an_engine_is_replaced_only_if_it_is_lost_and_may_be() -> None:
     with pytest.raises(WorkerLost):
-        Run(engines(1), may_replace=False).finish()
+        GenerationRun(engines(1), may_replace=False).finish()
     with pytest.raises(PhaseDeadlineExceeded):
-        Run(engines(1, failure=PhaseDeadlineExceeded)).finish()
+        GenerationRun(engines(1, failure=PhaseDeadlineExceeded)).finish()
 
 
 def test_engines_begin_with_the_longest_and_ask_for_more() -> None:
-    run = Run(engines(count=2), concurrent=2, expected=[1, 2, 3, 4, 5, 6, 7])
+    run = GenerationRun(engines(count=2), concurrent=2, expected=[1, 2, 3, 4, 5, 6, 7])
     assert [engine.begun for engine in run.engines] == [[6, 3], [5, 4]], "one at once, and one in reserve"
     assert [engine.received[0][3] for engine in run.engines] == [2, 2], "they report when the reserve is used up"
     run.finish()
@@ -280,7 +280,7 @@ def test_engines_begin_with_the_longest_and_ask_for_more() -> None:
 
 
 def test_an_absent_engine_gets_no_work() -> None:
-    run, other = Run(engines(count=3), absent={"rollout-1"}), Run(engines(count=1))
+    run, other = GenerationRun(engines(count=3), absent={"rollout-1"}), GenerationRun(engines(count=1))
     assert [bool(engine.begun) for engine in run.engines] == [True, False, True]
     assert run.finish() == EXPECTED
     numbers = {engine.received[0][1] for engine in run.engines if engine.received}
@@ -288,14 +288,14 @@ def test_an_absent_engine_gets_no_work() -> None:
 
 
 def test_each_group_is_reported_while_others_are_generated() -> None:
-    run = Run(engines(count=1))
+    run = GenerationRun(engines(count=1))
     seen: list[int] = []
     run.generation.on_result = lambda place, _group: seen.append(place * len(run.engines[0].received))
     run.generation.finish()
     assert seen == [place * (place + 1) for place in range(PROMPTS)], "one after each call"
 
 
-def served(run: Run) -> Run:
+def served(run: GenerationRun) -> GenerationRun:
     """A run whose results are taken while the controller waits for something else."""
     while pending := run.generation.pending():
         run.generation.serve(next(iter(pending)))
@@ -303,17 +303,17 @@ def served(run: Run) -> Run:
 
 
 def test_engines_get_more_while_the_controller_waits_for_something_else() -> None:
-    run = served(Run(engines(count=2), concurrent=1))
+    run = served(GenerationRun(engines(count=2), concurrent=1))
     assert len(run.arrived) == PROMPTS
     assert run.finish() == EXPECTED
 
 
 def test_a_failure_during_other_work_is_raised_with_the_results() -> None:
-    run = served(Run(engines(0, count=2), may_replace=False))
+    run = served(GenerationRun(engines(0, count=2), may_replace=False))
     assert run.replaced == []
     with pytest.raises(WorkerLost):
         run.finish()
-    assert served(Run(engines(0, count=2))).finish() == EXPECTED
+    assert served(GenerationRun(engines(0, count=2))).finish() == EXPECTED
 
 
 def test_the_lots_of_lost_engines_have_the_same_outcome() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rljob_client.kubectl import ClusterError, Kubectl, explain_failure
+from rljob_client.kubectl import Kubectl, KubectlError, explain_failure
 from rljob_client.pod_evidence import collect_pods
 
 NO_SERVER = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
@@ -57,7 +57,7 @@ def test_without_a_working_kubectl_it_fails_at_once(
         (tmp_path / "kubectl").write_text(program)
         (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError) as failure:
+    with pytest.raises(KubectlError) as failure:
         Kubectl().run("version")
     assert str(failure.value) == message
 
@@ -137,7 +137,7 @@ def test_the_pods_of_a_workload_are_found(kind: str, cluster: Callable[..., None
 def test_a_job_without_pods_is_an_error(cluster: Callable[..., None]) -> None:
     cluster([OTHER], {})
     with (
-        pytest.raises(ClusterError, match="expected pods of the job train, found none"),
+        pytest.raises(KubectlError, match="expected pods of the job train, found none"),
         collect_pods(pods=(), job="train", namespace=None),
     ):
         pass

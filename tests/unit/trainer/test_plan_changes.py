@@ -166,7 +166,7 @@ def test_a_changed_plan_is_computed_again_on_another_machine_only(
 # --- before memory runs out ---
 
 
-class Watch(RunListener):
+class GrowthListener(RunListener):
     """Watches a process whose tensors grow by 4 GiB per step on a GPU of 80 GiB."""
 
     def __init__(self, prevented: bool) -> None:
@@ -197,7 +197,7 @@ class Watch(RunListener):
 
 
 def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
-    watch = Watch(prevented=False)
+    watch = GrowthListener(prevented=False)
     for step in range(1, 15):
         watch.look(step)
     assert watch.pressures[0] is None
@@ -209,7 +209,7 @@ def test_memory_pressure_warns_once_and_is_reported_every_step() -> None:
 
 
 def test_a_change_resets_the_forecast() -> None:
-    watch, step = Watch(prevented=True), 0
+    watch, step = GrowthListener(prevented=True), 0
     while not watch.requests:
         step += 1
         watch.look(step)

@@ -36,7 +36,7 @@ def spec(**changes: dict[str, Any]) -> RLJobSpec:
 
 
 def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any = None, **changes: Any) -> Any:
-    """Of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
+    """Settings of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
     device: Any = "cuda" if machine.gpu_memory_bytes else "cpu"
     hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True)
     return role_settings(
@@ -75,7 +75,7 @@ def test_other_adapters_are_another_job() -> None:
     ("rollout", "field", "default"),
     [({"quantization": "Fp8PerTensor"}, "quantization", "Disabled"), ({"kvCacheDtype": "Fp8"}, "kvCacheDtype", "Auto")],
 )
-def test_8_bits_are_refused_where_the_engine_or_the_gpu_has_none(
+def test_8_bits_are_refused_without_support_in_engine_and_gpu(
     rollout: dict[str, str], field: str, default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = spec(rollout=rollout)

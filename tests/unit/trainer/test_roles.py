@@ -29,7 +29,7 @@ BUNDLES = ({"CPU": 2, "worker-1": 0.001}, {"CPU": 2, "worker-2": 0.001}, {"CPU":
 """Engine 0 is in one pod, engines 1 and 2 in another."""
 
 
-class Gpu:
+class SmallGpu:
     """Has room for 10 units: for the policy and the weights of an engine, or for these and a KV cache, but not for all
     three if the policy is to be offloaded."""
 
@@ -59,7 +59,7 @@ class Gpu:
 
 
 class Process:
-    def __init__(self, machine: Machine, name: str) -> None:
+    def __init__(self, machine: SimulatedMachine, name: str) -> None:
         self.machine, self.name = machine, name
         self.received: list[tuple[str, tuple[Any, ...]]] = []
 
@@ -74,7 +74,7 @@ class Process:
 
 
 @dataclass
-class Machine:
+class SimulatedMachine:
     """Starts processes. A call to one ends at once, and stands for its result."""
 
     started: list[Process] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Machine:
     lost_meanwhile: set[str] = field(default_factory=set)
     still_starting: set[str] = field(default_factory=set)
     now: float = 100.0
-    gpu: Gpu | None = None
+    gpu: SmallGpu | None = None
 
     def spawn(self, name: str, *_: Any) -> Process:
         self.started.append(Process(self, name))
@@ -132,8 +132,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine()
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedMachine:
+    machine = SimulatedMachine()
     monkeypatch.setattr(role_processes, "spawn", machine.spawn)
     monkeypatch.setattr(ray, "kill", machine.kill)
     monkeypatch.setattr(ray, "put", lambda given: given)
@@ -181,8 +181,10 @@ def test_only_colocated_processes_share_gpus_and_bundles() -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(machine: Machine, offload: bool, tmp_path: Path) -> None:
-    gpu = machine.gpu = Gpu(cache=6 if offload else 4)
+def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(
+    machine: SimulatedMachine, offload: bool, tmp_path: Path
+) -> None:
+    gpu = machine.gpu = SmallGpu(cache=6 if offload else 4)
     roles = started(settings("Colocated", "cuda", offload=offload))
     first_wait = next(wait for wait in machine.waits if wait.startswith("loading"))
     assert first_wait == "loading the policy" + ("" if offload else " and starting the engine"), "side by side"
@@ -206,9 +208,9 @@ def test_a_policy_and_its_engine_share_a_gpu_in_every_phase(machine: Machine, of
     roles.sync(0)
 
 
-def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: Machine) -> None:
+def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: SimulatedMachine) -> None:
     """A failed sync leaves their weights on the GPU, where the next policy would load and replay."""
-    machine.gpu = Gpu(cache=4)
+    machine.gpu = SmallGpu(cache=4)
     roles = started(settings("Colocated", "cuda"))
     machine.results["policy-0 sync"] = DeviceOutOfMemory("")
     with pytest.raises(DeviceOutOfMemory):
@@ -220,7 +222,9 @@ def test_engines_that_cannot_be_put_to_sleep_end_with_the_policy(machine: Machin
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_engines_that_do_not_start_are_replaced_beside_a_policy_that_loads(machine: Machine, topology: str) -> None:
+def test_engines_that_do_not_start_are_replaced_beside_a_policy_that_loads(
+    machine: SimulatedMachine, topology: str
+) -> None:
     machine.results["rollout-0 start"] = DeviceOutOfMemory("")
     with pytest.raises(DeviceOutOfMemory):
         started(roles := roles_of(settings(topology), PartClock()))
@@ -232,7 +236,7 @@ def test_engines_that_do_not_start_are_replaced_beside_a_policy_that_loads(machi
 
 
 @pytest.mark.parametrize(("topology", "device"), [("Colocated", "cpu"), ("Disaggregated", "cuda")])
-def test_an_engine_that_shares_no_gpu_never_sleeps(machine: Machine, topology: str, device: str) -> None:
+def test_an_engine_that_shares_no_gpu_never_sleeps(machine: SimulatedMachine, topology: str, device: str) -> None:
     roles = started(settings(topology, device))
     for step in (0, 1):
         roles.sync(step)
@@ -242,7 +246,9 @@ def test_an_engine_that_shares_no_gpu_never_sleeps(machine: Machine, topology: s
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_damaged_checkpoint_leaves_an_unknown_policy(topology: str, machine: Machine, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_leaves_an_unknown_policy(
+    topology: str, machine: SimulatedMachine, tmp_path: Path
+) -> None:
     roles = started(settings(topology, ranks=2))
     machine.results["policy-1 load_checkpoint"] = "__1_0.distcp is corrupt"
     assert (roles.load_checkpoint(tmp_path, 2), roles.policy_at) == ("__1_0.distcp is corrupt", None)
@@ -259,7 +265,7 @@ def starts(processes: list[Process]) -> list[tuple[Any, ...]]:
     ("size", "lost", "replaced"), [(1, 2, [2]), (2, 0, [0, 1]), (2, 3, [2, 3]), (4, 2, [0, 1, 2, 3])]
 )
 def test_a_lost_process_is_replaced_with_those_of_its_engine(
-    size: int, lost: int, replaced: list[int], topology: str, machine: Machine
+    size: int, lost: int, replaced: list[int], topology: str, machine: SimulatedMachine
 ) -> None:
     roles = started(settings(topology, engines=8, size=size))
     before = list(machine.started)
@@ -286,7 +292,7 @@ def replacement(roles: Any) -> Callable[[WorkerLost], dict[str, Any]]:
     return begin
 
 
-def in_pods(machine: Machine, ranks: int = 1) -> Any:
+def in_pods(machine: SimulatedMachine, ranks: int = 1) -> Any:
     bundles = ({"CPU": 2, "worker-0": 0.001},) * ranks + BUNDLES
     roles = started(replace(settings("Disaggregated", ranks=ranks, engines=3), bundles=bundles))
     roles.policy_at, roles.engines_at = 4, 3
@@ -294,11 +300,11 @@ def in_pods(machine: Machine, ranks: int = 1) -> Any:
     return roles
 
 
-def new_engines(machine: Machine) -> list[str]:
+def new_engines(machine: SimulatedMachine) -> list[str]:
     return [process.name for process in machine.started[1:]]
 
 
-def test_a_sync_continues_without_the_engines_of_a_lost_pod(machine: Machine) -> None:
+def test_a_sync_continues_without_the_engines_of_a_lost_pod(machine: SimulatedMachine) -> None:
     roles, asked = in_pods(machine), list[WorkerLost]()
 
     def may_replace(failure: WorkerLost) -> bool:
@@ -330,7 +336,7 @@ def test_a_sync_continues_without_the_engines_of_a_lost_pod(machine: Machine) ->
     assert len(roles.engines.working) == 3, "engines that all end are absent no more"
 
 
-def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: Machine) -> None:
+def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: SimulatedMachine) -> None:
     roles = in_pods(machine, ranks=2)
     machine.lost = {"worker-2"}
     machine.lost_in_sync = {name: WorkerLost("died") for name in ("rollout-1", "rollout-2")}
@@ -353,7 +359,7 @@ def test_several_ranks_leave_out_engines_that_were_lost_before_a_sync(machine: M
     ],
 )
 def test_otherwise_a_lost_engine_fails_the_sync(
-    lost: list[int], failure: type[RunError], pods_lost: set[str], ranks: int, replaced: bool, machine: Machine
+    lost: list[int], failure: type[RunError], pods_lost: set[str], ranks: int, replaced: bool, machine: SimulatedMachine
 ) -> None:
     roles = in_pods(machine, ranks)
     machine.lost_in_sync, machine.lost_meanwhile = {f"rollout-{n}": failure("") for n in lost}, pods_lost
@@ -363,7 +369,7 @@ def test_otherwise_a_lost_engine_fails_the_sync(
     assert roles.engines_at is None
 
 
-def test_a_replacement_waits_only_for_a_process_whose_pod_is_there(machine: Machine) -> None:
+def test_a_replacement_waits_only_for_a_process_whose_pod_is_there(machine: SimulatedMachine) -> None:
     roles = in_pods(machine)
     begin = replacement(roles)
     assert begin(WorkerLost("died").of("rollout-0")) == {"rollout-0": "start of rollout-0"}
@@ -376,7 +382,7 @@ def test_a_replacement_waits_only_for_a_process_whose_pod_is_there(machine: Mach
 
 
 @pytest.fixture
-def without_engine_1(machine: Machine) -> Any:
+def without_engine_1(machine: SimulatedMachine) -> Any:
     """Roles whose engine 1 is absent, since its pod was lost."""
     roles = in_pods(machine)
     machine.lost = {"worker-2"}
@@ -384,7 +390,7 @@ def without_engine_1(machine: Machine) -> Any:
     return roles
 
 
-def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, machine: Machine) -> None:
+def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, machine: SimulatedMachine) -> None:
     machine.now += engine_processes.REJOIN_SECONDS - 1
     without_engine_1.sync(4)
     machine.now += 2
@@ -398,12 +404,17 @@ def test_a_pod_that_does_not_come_back_ends_the_attempt(without_engine_1: Any, m
     [
         (WorkerLost, True, False, True),
         (WorkerLost, False, True, True),
-        (WorkerLost, False, False, False),  # one that dies in each start would be started for ever
+        (WorkerLost, False, False, False),  # one that dies in each start would be started again and again
         (DeviceOutOfMemory, False, True, False),
     ],
 )
 def test_an_engine_that_fails_in_its_new_pod_may_start_again(
-    failure: Any, pod_is_lost: bool, replaced: bool, starts_again: bool, without_engine_1: Any, machine: Machine
+    failure: Any,
+    pod_is_lost: bool,
+    replaced: bool,
+    starts_again: bool,
+    without_engine_1: Any,
+    machine: SimulatedMachine,
 ) -> None:
     machine.lost.clear()
     machine.results["rollout-1 start"] = failure("while starting")
@@ -434,7 +445,7 @@ def test_an_engine_that_fails_in_its_new_pod_may_start_again(
         ([], False),
     ],
 )
-def test_a_place_is_there_if_all_nodes_that_claim_it_answer(
+def test_a_place_exists_if_all_nodes_that_claim_it_answer(
     nodes: list[tuple[str, bool, bool]], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`nodes`: the place, whether Ray takes the node for alive, and whether it answers."""

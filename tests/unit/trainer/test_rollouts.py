@@ -29,7 +29,7 @@ MAX_TOKENS = 64
 GROUP_SIZE = 2
 
 
-class Engine:
+class EngineOfKnownLengths:
     """Responses of known lengths, by the position of their prompt."""
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
@@ -60,7 +60,7 @@ def positions(groups: Sequence[PartialGroup]) -> list[int]:
 
 
 def generated(lot: Lot, lengths: Mapping[int, int], version: int = 3) -> LotResult:
-    return generate_lot(lot, MAX_TOKENS, version, Engine(lengths))
+    return generate_lot(lot, MAX_TOKENS, version, EngineOfKnownLengths(lengths))
 
 
 def test_the_longest_responses_are_left_and_completed_first_next_time() -> None:
@@ -80,7 +80,7 @@ def test_of_groups_that_end_together_the_first_is_taken() -> None:
     [lot] = deal([], new(4, 5), quota=1, lots=1)
     result = generated(lot, {4: 8, 5: 1})
     assert (positions(result.completed), positions(result.left)) == ([4], [5])
-    engine = Engine({})
+    engine = EngineOfKnownLengths({})
     [lot] = deal([held(result.left[0])], [], quota=1, lots=1)
     assert generate_lot(lot, MAX_TOKENS, 4, engine) == LotResult(result.left, [])
     assert not engine.segments
@@ -88,7 +88,7 @@ def test_of_groups_that_end_together_the_first_is_taken() -> None:
 
 @given(st.integers(1, 70))
 def test_no_segment_has_the_seed_of_another_or_exceeds_the_limit(max_tokens: int) -> None:
-    engine = Engine({0: 1000, 1: 1000})
+    engine = EngineOfKnownLengths({0: 1000, 1: 1000})
     [lot] = deal([], new(0, 1), quota=2, lots=1)
     generate_lot(lot, max_tokens, 0, engine)
     segments = [segment for call in engine.segments for segment in call]

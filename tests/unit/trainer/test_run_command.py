@@ -1,4 +1,4 @@
-"""`rljob run`, called in this process: jobs that it refuses before it starts processes, restarts, and gives up."""
+"""`rljob run`, called in this process: refused jobs, restarts, and runs that are given up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ spec:
 
 
 class Command:
-    """`rljob run` in a directory, with what it has printed."""
+    """`rljob run` in a directory, with its output."""
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.manifest = directory / "job.yaml"
@@ -252,7 +252,7 @@ def test_free_disk_is_compared_with_the_files_to_come(
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, RunError | None]]:
-    """Of each attempt: the steps that it commits, and the failure with which it ends. The last one is repeated."""
+    """For each attempt, the steps that it commits and the failure that ends it. The last one is repeated."""
     to_come: list[tuple[int, RunError | None]] = []
 
     def attempt(_run: JobRun, ledger: Ledger, *_: object) -> Outcome:
@@ -323,7 +323,7 @@ def test_a_supervised_run_leaves_the_decision_to_its_supervisor(command: Command
 
 
 @pytest.mark.parametrize(("committed", "hint"), [(3, "To resume at step 4, run"), (8, "To write the model, run")])
-def test_a_full_disk_has_one_advice_about_the_next_command(
+def test_a_full_disk_names_the_next_command_once(
     committed: int, hint: str, command: Command, attempts: list[Any], tmp_path: Path
 ) -> None:
     attempts += [(committed, OutputUnavailable(disk_full_message(tmp_path, 100)))]

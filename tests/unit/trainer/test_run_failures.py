@@ -1,4 +1,4 @@
-"""Errors of processes: their kinds, the evidence of them, and what they leave."""
+"""Errors of processes: their types, their evidence, and the state after them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_role_that_was_not_constructed_fails_every_call_with_the_cause(monkeyp
 
 
 class Unpassable(Exception):
-    """Of no type that Python code raises by mistake."""
+    """An exception whose type Python code does not raise by mistake."""
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_the_error_of_a_call_names_its_role_and_what_may_repeat(
 
 
 def test_a_kill_by_the_kernel_explains_one_lost_process() -> None:
-    """Also one that is lost while it starts, or a loss that is noticed later."""
+    """This includes a process that is lost while it starts, and a loss that is noticed later."""
     counts = [3, 3, 4, 5, 5]
 
     def lost() -> NoReturn:

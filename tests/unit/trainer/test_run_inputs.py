@@ -17,7 +17,7 @@ from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.task import Item, PromptFormat, Task
 
 
-class Tokenizer:
+class PlainTokenizer:
     chat_template = None
 
 
@@ -34,13 +34,13 @@ def model(directory: Path, weights: float = 0.0) -> Path:
     return directory
 
 
-class Job:
+class JobWithReward:
     """A job whose reward is in the module `name` of a directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         spec = TaskSpec.model_validate({"name": "digits", "reward": f"{name}:reward"})
         self._source = RewardSource(spec, directory, 0)
-        self._task = Task("digits", items("a"), self._source.load(), PromptFormat(Tokenizer()), 8, 0)
+        self._task = Task("digits", items("a"), self._source.load(), PromptFormat(PlainTokenizer()), 8, 0)
         self._model = model(directory / "model")
 
     @property
@@ -101,7 +101,7 @@ def test_a_changed_module_of_the_reward_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "reward_of_inputs.py").write_text(
         "from helper_of_inputs import OFFSET\ndef reward(answer, record):\n    return OFFSET\n"
     )
-    job = Job(tmp_path, "reward_of_inputs")
+    job = JobWithReward(tmp_path, "reward_of_inputs")
     before = job.inputs
     assert set(before["reward code"]) == {"helper_of_inputs.py", "reward_of_inputs.py"}
     link.unlink()
@@ -129,7 +129,7 @@ def test_inputs_that_were_not_recorded_do_not_count() -> None:
 def test_comments_and_formatting_of_the_reward_do_not_count(source: str, counts: bool, tmp_path: Path) -> None:
     file = tmp_path / "commented_reward.py"
     file.write_text("def reward(answer, record):\n    return 1\n")
-    job = Job(tmp_path, "commented_reward")
+    job = JobWithReward(tmp_path, "commented_reward")
     before = job.inputs
     file.write_text(source)
     named = ["reward code (commented_reward.py)"]

@@ -15,7 +15,7 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.runtime.step_health import findings, require_learning
 from tests.unit.ledger.samples import step_record
 from tests.unit.trainer.simulated_roles import DEAD
-from tests.unit.trainer.test_controller_recovers import STEPS, Job, Measured
+from tests.unit.trainer.test_controller_recovers import STEPS, Measured, ResumedJob
 
 NAN, INF = math.nan, math.inf
 HEALTHY = {"loss": 0.1, "grad_norm": 0.5, "tokens": 128.0, "dropped_tokens": 0.0, "uniform_groups": 0.5}
@@ -133,7 +133,7 @@ def test_a_task_that_is_solved_ends_no_run(reward: float, ends: bool) -> None:
 
 
 def test_weights_that_become_nan_end_the_run_also_across_attempts(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+    job = ResumedJob(tmp_path)
     roles = Measured(range(2, STEPS + 1), **LOST)
     roles.failures = {"generate 3": DEAD}
     with pytest.raises(WorkerLost):
@@ -146,7 +146,7 @@ def test_weights_that_become_nan_end_the_run_also_across_attempts(tmp_path: Path
 
 
 def test_a_job_whose_last_steps_learned_nothing_exports_no_model(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+    job = ResumedJob(tmp_path)
     for _ in range(2):  # the second attempt has no step left
         with pytest.raises(BadInput, match=r"found 3 steps in a row \(4 to 6\)"):
             job.attempt(Measured([4, 5, 6], **LOST))
@@ -155,7 +155,7 @@ def test_a_job_whose_last_steps_learned_nothing_exports_no_model(tmp_path: Path)
 
 
 def test_a_replay_that_skips_an_update_is_refused(tmp_path: Path) -> None:
-    job, lost = Job(tmp_path), Measured([])
+    job, lost = ResumedJob(tmp_path), Measured([])
     lost.failures = {"generate 4": DEAD}
     with pytest.raises(WorkerLost):
         job.attempt(lost)
@@ -166,13 +166,13 @@ def test_a_replay_that_skips_an_update_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_step_reports_its_warning_or_none(tmp_path: Path) -> None:
-    _, listener, _ = Job(tmp_path).attempt(Measured([2, 3, 5], **LOST))
+    _, listener, _ = ResumedJob(tmp_path).attempt(Measured([2, 3, 5], **LOST))
     lost = "NumbersNotFinite"
     assert listener.warnings == [None, lost, lost, None, lost, None]
 
 
 def test_failed_rewards_are_warned_of_at_growing_distances(tmp_path: Path) -> None:
-    job = Job(tmp_path, reward=lambda _record, _completion: 1 / 0)
+    job = ResumedJob(tmp_path, reward=lambda _record, _completion: 1 / 0)
     _, listener, printed = job.attempt(Measured([]))
     warned = [n for n in range(1, STEPS + 1) if f"warning: step {n}: 4 of 4 rewards are 0" in printed]
     assert warned == [1, 2, 4]

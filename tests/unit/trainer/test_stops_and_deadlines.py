@@ -53,7 +53,7 @@ def test_the_first_run_of_a_phase_has_more_time_than_later_ones() -> None:
 
 
 WITH_OVERLAP = [step_record(n, seconds={"rollout": 1.0, "update": 900.0}) for n in (1, 2)]
-"""The recorded rollout is only the wait for the rest, but after a failure all are generated again."""
+"""The rollout overlaps the update, so its recorded time is only the wait; after a failure, it takes both times."""
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ WITH_OVERLAP = [step_record(n, seconds={"rollout": 1.0, "update": 900.0}) for n 
         (steps("update", 90, 100, 4000), "update", False, 1000),  # ten times the median
         (WITH_OVERLAP, "rollout", True, 9010),
         (WITH_OVERLAP, "rollout", False, 600),
-        ([], "rollout", True, 3600),  # the first step generates those of two
+        ([], "rollout", True, 3600),  # the first step generates the rollouts of two steps
         ([], "checkpoint", False, 3600),
         (steps("checkpoint", 900, 0), "checkpoint", False, 9000),  # ten times the slowest one
     ],
 )
-def test_a_phase_has_ten_times_as_long_as_before(
+def test_a_phase_may_take_ten_times_its_usual_time(
     earlier: list[StepRecord], phase: Phase, overlaps: bool, seconds: float
 ) -> None:
     limits = PhaseDeadlines(600, earlier, overlaps=overlaps)

@@ -1,4 +1,4 @@
-"""The shipped code: it names the encoding of text and declares what it imports. The mutants fit it."""
+"""The code: encodings, declared imports, class names; the mutants fit it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -16,6 +17,7 @@ from rljob_testing.repository import ROOT
 from tests.mutants.run import read_mutants
 
 OWNERS = packages_distributions()
+SHIPPED = ("crds", "memory", "client", "operator", "trainer", "charts", "images")
 
 
 def uses_the_locale(call: ast.Call) -> bool:
@@ -35,7 +37,7 @@ def uses_the_locale(call: ast.Call) -> bool:
     return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" not in mode.value
 
 
-@pytest.mark.parametrize("part", ["crds", "memory", "client", "operator", "trainer", "charts", "images"])
+@pytest.mark.parametrize("part", SHIPPED)
 def test_shipped_code_names_the_encoding_of_text(part: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -80,6 +82,33 @@ def distributions(module: str) -> set[str]:
 
 def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_no_two_classes_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}, "rename one of them"
+
+
+def test_documentation_opens_with_a_verb_or_a_noun() -> None:
+    """A reader of "Of the job." has to look up the name before he understands the sentence."""
+    vague = re.compile(r"(Of|As|On|At which|In which|What|Whether|How|Where|Who) ")
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.value.splitlines()[0]}"
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if vague.match(node.value.value)
+    ]
+    assert not found, "begin with a verb or a noun: docs/style.md"
+
+
+def python_files() -> Iterator[Path]:
+    for part in (*SHIPPED, "bench", "tests"):
+        yield from (ROOT / part).rglob("*.py")
 
 
 def test_every_mutant_fits_its_file_and_names_tests_that_exist() -> None:

@@ -14,6 +14,7 @@ ScaleAdvantages = Literal["Group", "None"]
 """Values of `algorithm.scaleAdvantages`."""
 
 _EPSILON = 1e-6
+"""Added to the standard deviation of a group's rewards."""
 
 
 def group_advantages(rewards: FloatArray, group_size: int, *, scale: ScaleAdvantages) -> FloatArray:
@@ -28,10 +29,10 @@ def group_advantages(rewards: FloatArray, group_size: int, *, scale: ScaleAdvant
     Raises `BadInput` for a reward that is not finite, `ValueError` if the rewards do not form whole groups.
     """
     groups = _groups(rewards, group_size)
-    centred = groups - groups.mean(axis=1, keepdims=True)
+    centered = groups - groups.mean(axis=1, keepdims=True)
     if scale == "Group" and group_size > 1:
-        centred /= groups.std(axis=1, ddof=1, keepdims=True) + _EPSILON
-    return np.asarray(centred.reshape(-1), np.float32)
+        centered /= groups.std(axis=1, ddof=1, keepdims=True) + _EPSILON
+    return np.asarray(centered.reshape(-1), np.float32)
 
 
 def uniform_groups(rewards: FloatArray, group_size: int) -> int:

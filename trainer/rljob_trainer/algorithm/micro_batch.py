@@ -26,7 +26,7 @@ _REHEARSED_TOKENS = 1024
 compile again for a length that is not the model's width."""
 
 _MICRO_BATCH_COST = 32
-"""Divisor of the token budget: the fixed cost of a micro-batch in tokens, besides its own tokens. An estimate."""
+"""Divisor of the token budget: the fixed cost of a micro-batch, in tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)

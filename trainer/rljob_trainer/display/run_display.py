@@ -27,11 +27,11 @@ _SHORTEST_SPARKLINE = 8
 _PACE_WINDOW_STEPS = 10
 _NO_SIGNAL = "no learning signal: all rewards equal"
 _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm",)}
-"""In the line of a step: the first of these metrics that the step has."""
+"""Labels in the line of a step. The value is the first of these metrics that the step has."""
 
 
 def plain_console(file: TextIO | None = None) -> Console:
-    """A console that prints text as it is: no emoji for `:name:`, no colours for numbers and paths."""
+    """A console that prints text as it is: no emoji for `:name:`, no colors for numbers and paths."""
     return Console(file=file, emoji=False, highlight=False)
 
 
@@ -99,7 +99,7 @@ class RunDisplay:
     def warning(self, text: str) -> None:
         self._print(f"warning: {text}", style="yellow")
 
-    # --- how ---
+    # --- internals ---
 
     @property
     def _elapsed_seconds(self) -> float:
@@ -110,7 +110,7 @@ class RunDisplay:
         self._write(lambda: self._console.print(Text(text, style), soft_wrap=self._live is None))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Call `write`; a write that interrupts another one of its thread is called after that.
+        """Call `write`. If it interrupts another write of the same thread, it is called after that one.
 
         Python's streams refuse a write by a signal handler while the interrupted code is writing to the same stream.
         """

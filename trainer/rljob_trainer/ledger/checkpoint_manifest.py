@@ -32,7 +32,7 @@ class CheckpointManifest(BaseModel):
     """The checkpoint holds the state after this step."""
 
     files: dict[str, FileDigest]
-    """By path relative to the checkpoint."""
+    """Digest by path relative to the checkpoint."""
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
@@ -90,7 +90,7 @@ def share_of_reader(names: Iterable[str], rank: int, ranks: int) -> frozenset[st
 
 
 _LONGEST_NAME = 200
-"""Of a file, in a message."""
+"""Maximum length of a file name in a message."""
 
 
 def _file_damage(path: Path, name: str, expected: FileDigest, *, read: bool) -> str | None:

@@ -128,7 +128,7 @@ class CheckpointStore:
         """0 if there is no checkpoint."""
         return min(self._steps(), default=0)
 
-    # --- how ---
+    # --- internals ---
 
     def _final_path(self, step: int) -> Path:
         return self.directory / f"step-{step:06d}"

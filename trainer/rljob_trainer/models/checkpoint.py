@@ -22,7 +22,7 @@ def validate_checkpoint(directory: Path) -> None:
 
 
 def validate_description(directory: Path) -> None:
-    """As `validate_checkpoint`, without the weights, which may be missing."""
+    """Check a checkpoint like `validate_checkpoint`, except for the weights, which may be missing."""
     read_config(directory)
     _validate_tokenizer(directory)
 
@@ -124,7 +124,7 @@ def load_tokenizer(model_directory: Path) -> Any:
         raise BadInput(f"cannot read the tokenizer in {model_directory}: {error}") from error
 
 
-_IN_MEMORY = {"tmpfs", "ramfs"}
+_MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 
 
 def is_in_memory(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
@@ -138,4 +138,6 @@ def is_in_memory(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> b
             _, place, kind, *_ = [*line.split(), "", "", ""]
             kinds[place.replace("\\040", " ")] = kind
     path = Path(os.path.realpath(directory))
-    return next((kinds[str(place)] in _IN_MEMORY for place in (path, *path.parents) if str(place) in kinds), False)
+    return next(
+        (kinds[str(place)] in _MEMORY_FILE_SYSTEMS for place in (path, *path.parents) if str(place) in kinds), False
+    )

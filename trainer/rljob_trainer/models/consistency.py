@@ -145,8 +145,8 @@ def require_same_reading(directory: Path) -> None:
     file, architectures = directory / "config.json", config["architectures"]
     if (directory / ADAPTER).is_file():
         raise BadInput(
-            f"expected a model without adapters in {directory}, found {ADAPTER} beside config.json: from_pretrained of "
-            "transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft), or "
+            f"expected a model without adapters in {directory}, found {ADAPTER} next to config.json: from_pretrained "
+            "of transformers adds them to the model, and the engine does not. Merge them (merge_and_unload of peft) or "
             "remove that file"
         )
     if not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in architectures):
@@ -163,7 +163,7 @@ def require_same_reading(directory: Path) -> None:
     if other is not None:
         name, found, expected = other
         raise BadInput(
-            f"expected {expected} for a model of the kind {config['model_type']}, found {name}: {found!r:.100} in "
+            f"expected {expected} for a model of type {config['model_type']}, found {name}: {found!r:.100} in "
             f"{file}: policy and engine would compute different models; {ADVICE}"
         )
     rows = vocabulary_rows(directory)
@@ -183,7 +183,7 @@ def require_same_window(directory: Path, longest: int) -> None:
     if config.get("model_type") in _WINDOW_OF_ENGINE and isinstance(window, int) and longest > window:
         raise BadInput(
             "expected algorithm.maxPromptTokens + algorithm.maxResponseTokens to be at most sliding_window "
-            f"({window}) for a model of the kind {config['model_type']}, found {longest}: only the engine has a "
+            f"({window}) for a model of type {config['model_type']}, found {longest}: only the engine has a "
             "window. Lower them, or remove sliding_window from config.json"
         )
 

@@ -99,5 +99,5 @@ def _short_names(layers: MatrixShapes) -> list[str]:
 
 
 def _matches(layer: str, target: str) -> bool:
-    """As in peft."""
+    """True if `target` selects `layer` according to peft's rules."""
     return layer == target or layer.endswith(f".{target}")

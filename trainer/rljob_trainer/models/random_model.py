@@ -77,7 +77,7 @@ def _write_atomically(model: RandomModel, directory: Path, accept: Callable[[Pat
         partial.chmod(0o755)
         partial.rename(directory)
     except OSError:
-        # Another process has written the same model meanwhile.
+        # Another process has written the same model in the meantime.
         if not directory.is_dir():
             raise
     finally:

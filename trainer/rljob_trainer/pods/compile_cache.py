@@ -35,7 +35,7 @@ KEPT_FILES = 8
 """The most recently used are kept, for other GPUs, versions and roles."""
 
 _SETTLED_SECONDS = 60.0
-"""Without a change: processes that compile write all the time."""
+"""Seconds without a change after which files are complete: processes that compile write all the time."""
 _PARTIAL_SECONDS = 3600.0
 """A partial file is written to all the time while its writer lives."""
 _VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
@@ -54,7 +54,7 @@ class CompileCache:
 
     def __init__(self, directory: Path, kept: Path, name: str) -> None:
         """`directory`: local, at the same path in all pods, since the code contains it. `kept`: directory of the files,
-        on a volume. `name`: of the file, the same for pods whose code is interchangeable."""
+        on a volume. `name`: file name, the same for pods whose code is interchangeable."""
         self.directory = directory / name
         self._partial_directory = directory / f"{name}{_PARTIAL}"
         self._file = kept / f"{name}{_SUFFIX}"

@@ -132,11 +132,11 @@ def _with_pod(outcome: Outcome, environment: ControllerEnvironment, job: RLJob) 
 
 def advice_about_files(outcome: Outcome, environment: ControllerEnvironment) -> str:
     """Advice for a job whose files are expected next to the manifest, where a pod has none; otherwise empty."""
-    beside_manifest = f"{environment.manifest.parent}" in outcome.message
-    if outcome.exit_code != ExitCode.BAD_INPUT or environment.task_dir is not None or not beside_manifest:
+    next_to_manifest = f"{environment.manifest.parent}" in outcome.message
+    if outcome.exit_code != ExitCode.BAD_INPUT or environment.task_dir is not None or not next_to_manifest:
         return ""
     return (
-        " Files beside the manifest are not in pods: put them into a ConfigMap or a claim, and name it in task.files."
+        " Files next to the manifest are not in pods: put them into a ConfigMap or a claim, and name it in task.files."
     )
 
 

@@ -103,7 +103,7 @@ class PodEnvironment(BaseModel):
 
     @property
     def controller_ended_file(self) -> Path:
-        """In a worker's pod: exists once the controller has announced its exit."""
+        """File in a worker's pod that exists once the controller has announced its exit."""
         return self.run_dir / "controller-ended"
 
     @property

@@ -95,7 +95,7 @@ class VerifyingReader(FileSystemReader):
     """
 
     def __init__(self, directory: Path, files: Mapping[str, FileDigest], rank: int, ranks: int) -> None:
-        """`files`: of the checkpoint's manifest."""
+        """`files`: those in the checkpoint's manifest."""
         super().__init__(directory)
         self._directory = directory
         self._files = files
@@ -160,7 +160,8 @@ class VerifyingReader(FileSystemReader):
 
 
 def threads_for(nbytes: int | None) -> int:
-    """Files that a rank writes or reads at a time. `nbytes`: of the state to be divided; None: if that is done."""
+    """Files that a rank writes or reads at a time. `nbytes`: size of the state to divide; None: it is divided
+    already."""
     most = max(1, min(_MOST_THREADS, visible_cores()))
     return most if nbytes is None else max(1, min(most, nbytes // FILE_BYTES))
 
@@ -191,7 +192,7 @@ def _alone(tensor: Any) -> Any:
 
 
 def _load(content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
-    """As `FileSystemReader` does, from `content`. `BytesIO` shares its memory."""
+    """Load the item from `content` like `FileSystemReader`. `BytesIO` shares its memory."""
     stored: torch.Tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         stored = stored.narrow(dim, start, length)

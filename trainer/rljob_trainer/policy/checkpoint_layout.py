@@ -38,7 +38,7 @@ from rljob_trainer.policy.weight_loading import first_row
 WEIGHTS = "model."
 """Prefix of the weights' names in a checkpoint."""
 PIECE_BYTES = 16 << 20
-"""At most of one item in a file, if a row is not longer. A thread that writes or reads holds a few of them."""
+"""Maximum size of one item in a file, unless a row is larger. A thread that writes or reads holds a few items."""
 
 
 STATE = "optimizer.state."
@@ -215,7 +215,7 @@ def _ranks(parameter: Tensor) -> int:
 
 
 def _blocks(parameter: Tensor) -> int:
-    """Of the largest shard."""
+    """Number of blocks of the largest shard."""
     return -(-_shard_elements(parameter, _ranks(parameter)) // BLOCK)
 
 

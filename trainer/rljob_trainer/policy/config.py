@@ -54,7 +54,7 @@ class PolicyConfig:
     """The part of it that concerns the engine or the pods is ignored."""
 
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Of AdamW's two moments. bfloat16 ones are rounded stochastically; int8 ones are quantized by blocks."""
+    """Data type of AdamW's two moments. bfloat16 ones are rounded stochastically; int8 ones are quantized by blocks."""
 
     snapshots: bool = False
     """Keep a copy of the state before each update in host memory, to undo an interrupted update of several ranks."""
@@ -67,8 +67,8 @@ class PolicyConfig:
     """Compile the layers when the model is loaded, while the engine starts, instead of in the first update."""
 
     copy_frozen_weights: bool = True
-    """With `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are read from
-    `model_dir` again when they return to the device."""
+    """Effective with `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are
+    read from `model_dir` again when they return to the device."""
 
     lora: LoraConfig | None = None
     """Low-rank adapters, which are trained instead of the model's weights."""
@@ -90,6 +90,6 @@ class UpdateResult:
     finite). Means and maxima are over the tokens that are not skipped."""
 
     memory: MemorySample
-    """Of this rank, with the peaks of the update."""
+    """Memory of this rank, with the peaks of the update."""
 
     seconds: float

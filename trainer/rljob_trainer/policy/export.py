@@ -32,7 +32,7 @@ _MORE_TEMPLATES = "additional_chat_templates"
 
 @torch.no_grad()
 def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each full parameter in `dtype`, by its name in the Hugging Face checkpoint. A tied head is left out.
+    """Each parameter in `dtype`, with its name and its full shape in the Hugging Face checkpoint, without a tied head.
 
     Adapters are added to the weights that they belong to.
 

@@ -24,11 +24,12 @@ class ExportingRank(PolicyRank):
     """Keeps exported weights in memory that another process on the GPU can open. On a CPU, nothing is special."""
 
     export_buffer: ReservedBuffer | None = None
-    """For exported weights; None: a new buffer for each bucket."""
+    """Buffer for exported weights; None: a new buffer for each bucket."""
 
     @contextmanager
     def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`weights_for_sync`, in memory that another process can open (CUDA IPC)."""
+        """The full parameters of `weights_for_sync`, in memory that another process can open (CUDA IPC): same
+        shapes."""
         switches = self._on_gpu and self.export_buffer is None
         with self.weights_for_sync() as parameters, self._segments.disabled() if switches else nullcontext():
             try:
@@ -54,7 +55,7 @@ class ExportingRank(PolicyRank):
                 self.export_buffer = ReservedBuffer(needed)
 
     def _largest_unit_bytes(self, model: PolicyModel) -> int:
-        """Of the parameters that are sent together, in the exported dtype."""
+        """Maximum bytes of the parameters that are sent together, in the exported dtype."""
         frozen_or_whole = ((name, each) for name, each in model.named_parameters() if not is_adapter(name))
         return largest_unit_bytes(
             (sent_name(name), parameter.numel() * self._dtype.itemsize) for name, parameter in frozen_or_whole

@@ -25,14 +25,14 @@ class Gradients:
                 parameter.register_post_accumulate_grad_hook(_adder(self._sums, number))
 
     def of(self, number: int) -> Tensor | None:
-        """The gradient of a parameter, or of this rank's shard, one-dimensional; None if it has none."""
+        """The gradient of a parameter, or of this rank's shard, [elements]; None if it has none."""
         if number in self._sums:
             return self._sums[number]
         grad = self._parameters[number].grad
         return None if grad is None else local(grad).reshape(-1)
 
     def all(self) -> list[Tensor]:
-        """The gradients that exist, as `of` returns them."""
+        """The gradients that exist: [elements] each, as `of` returns them."""
         return [grad for number in range(len(self._parameters)) if (grad := self.of(number)) is not None]
 
     def norm(self) -> float:
@@ -107,7 +107,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor, its rows; any other tensor itself. Shares its memory."""
+    """This rank's shard, [rows, …], of a sharded tensor; any other tensor in its own shape. Shares its memory."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     shard: Tensor = tensor.to_local().detach()

@@ -36,7 +36,7 @@ class HostArray:
 
     @property
     def tensor(self) -> Tensor:
-        """The array. Raises `RuntimeError` if the host's memory could not be taken or pinned."""
+        """The array, [elements]. Raises `RuntimeError` if the host's memory could not be taken or pinned."""
         return self._tensor.result()
 
 
@@ -45,12 +45,12 @@ _ALIGNMENT = 512
 
 
 def parts_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory for `parts_like`."""
+    """Bytes of memory that `parts_like` needs for tensors of these shapes."""
     return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def parts_like(tensors: Iterable[Tensor], memory: Tensor) -> list[Tensor]:
-    """Parts of `memory` (uint8, one-dimensional), one after the other, with the shapes and dtypes of `tensors`."""
+    """Parts of `memory` (uint8, [bytes]), one after the other, with the shapes and dtypes of `tensors`."""
     parts, start = [], 0
     for tensor in tensors:
         parts.append(memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))

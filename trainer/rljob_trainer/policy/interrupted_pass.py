@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
-_OF_A_GROUP_IN_A_PASS = (
+_PASS_ATTRIBUTES = (
     "_all_gather_result",
     "_post_reduce_event",
     "_reshard_after_forward_event",
@@ -74,7 +74,7 @@ def use_group(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 def _end_pass_of(group: Any) -> None:
     _set(group, "_training_state", TrainingState.IDLE)
-    for name in _OF_A_GROUP_IN_A_PASS:
+    for name in _PASS_ATTRIBUTES:
         _set(group, name, None)
     group._post_forward_indices.clear()
     for parameter in group.fsdp_params:

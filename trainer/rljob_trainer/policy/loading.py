@@ -37,7 +37,7 @@ class LoadedPolicy:
     model: PolicyModel
 
     reference: PolicyModel | None
-    """With adapters, `model` itself."""
+    """The reference model; with adapters, `model` itself."""
 
     optimizer: MasterAdamW
 

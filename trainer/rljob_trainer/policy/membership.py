@@ -21,11 +21,11 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 _LEFT = "left"
 """Key that the first rank to leave sets in the store of its generation."""
 
-_FOR_EVER = timedelta(days=365)
+_NO_TIMEOUT = timedelta(days=365)
 
 
 class Membership:
-    """Of one rank. Each `join` is a generation, with a store on a port of its own."""
+    """Membership of one rank. Each `join` is a generation, with a store on a separate port."""
 
     def __init__(self, rank: int, world_size: int, device: Literal["cpu", "cuda"]) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
@@ -70,9 +70,9 @@ class Membership:
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """For work that waits for other ranks: after an error, leave. A single rank has none to interrupt.
+        """Run work that waits for other ranks: after an error, leave the group. A single rank has no group.
 
-        Raises `RuntimeError` if another rank has left meanwhile: on a GPU, results may then be incomplete.
+        Raises `RuntimeError` if another rank has left in the meantime: on a GPU, results may then be incomplete.
         """
         try:
             yield
@@ -106,7 +106,7 @@ class _Generation:
 
     def _watch(self, store: TCPStore) -> None:
         try:
-            store.wait([_LEFT], _FOR_EVER)
+            store.wait([_LEFT], _NO_TIMEOUT)
         except dist.DistError:  # the store has ended
             return
         self.interrupted = True

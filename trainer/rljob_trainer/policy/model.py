@@ -248,8 +248,8 @@ VARIANTS = 64
 or without, with activation checkpointing, and the same again for the reference model."""
 
 _OPTIONS: dict[str, Any] = {"triton.mix_order_reduction": False}
-"""Without the fusion that depends on the length: it would recompile a layer on each side of its thresholds, which takes
-8 s on an H200 when a failed update is retried with smaller micro-batches."""
+"""Switches off the fusion that depends on the length: it would recompile a layer on each side of its thresholds, which
+takes 8 s on an H200 when a failed update is retried with smaller micro-batches."""
 
 
 def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:

@@ -40,7 +40,7 @@ _OFFSETS = 1 << 20
 """Places in a table of random numbers where the noise of a chunk may start: the multiples of `_ALIGNED` below it."""
 _ALIGNED = 4
 _NOISE_BITS = 16
-"""With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
+"""Bits of noise. With more, the sum of the highest code and the noise could be rounded up to 256 in float32."""
 _NEAREST = 0.5
 """Noise with which a number is rounded to the nearest code."""
 
@@ -53,7 +53,7 @@ class BucketStep:
     """One bucket in one optimizer step. Its random numbers depend on these, so that a replayed step repeats them."""
 
     seed: int
-    """Of the job."""
+    """Seed of the job."""
     step: int
     bucket: int
     buckets: int
@@ -65,7 +65,7 @@ class MomentType:
     """Moments in float32, and the base of the other data types."""
 
     dtype = torch.float32
-    """Of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
+    """Data type of the arrays `exp_avg` and `exp_avg_sq` in `OptimizerState`."""
     alignment = 1
     """Each parameter's part of the state begins at a multiple of it."""
 
@@ -74,8 +74,8 @@ class MomentType:
         return {moment: state[moment] for moment in MOMENTS}
 
     def keep(self, state: State, moments: dict[Moment, Tensor], changed: Sequence[slice], at: BucketStep) -> None:
-        """Write the arrays that `read` returned, as changed by the step, to the state. `changed`: ranges of the bucket,
-        of whole parameters or whole blocks; the rest keeps its bits."""
+        """Write the arrays that `read` returned, [elements], as changed by the step, to the state. `changed`: ranges of
+        the bucket, of whole parameters or whole blocks; the rest keeps its bits."""
 
 
 def moment_type(name: Literal["float32", "bfloat16", "int8"], device: torch.device) -> MomentType:
@@ -109,7 +109,7 @@ class _BFloat16(MomentType):
 
 @dataclass(frozen=True, slots=True)
 class CodeMap:
-    """The numbers that codes stand for, before they are multiplied by their block's scale, and how to find a code."""
+    """Numbers that codes represent, before they are multiplied by their block's scale, and how to find a code."""
 
     values: Tensor
     """Float32, 256, ascending."""
@@ -150,7 +150,7 @@ class QuantizedType(MomentType):
                 state[f"{moment}_scales"][blocks].copy_(scales[blocks])
 
     def dequantize(self, moment: Moment, codes: Tensor, scales: Tensor) -> Tensor:
-        """The numbers (float32). `codes`: uint8, one-dimensional, whole blocks; `scales`: one for each block."""
+        """The numbers, float32, [elements]. `codes`: uint8, [elements], whole blocks; `scales`: [blocks]."""
         values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
         for start in range(0, codes.numel(), CHUNK):
             piece = slice(start, start + CHUNK)
@@ -159,13 +159,13 @@ class QuantizedType(MomentType):
         return values
 
     def values_of(self, moment: Moment, codes: Tensor) -> Tensor:
-        """The numbers (float32) that `codes` stand for, before they are multiplied by the scales."""
+        """The numbers, float32, [n], that `codes`, [n], represent before they are multiplied by the scales."""
         return self._by_code[moment].index_select(0, codes.int())
 
     def quantize(
         self, moment: Moment, values: Tensor, *, start: int = 0, draw: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Codes and scales of `values` (float32, one-dimensional, whole blocks, contiguous).
+        """Codes, [elements], and scales, [blocks], of `values` (float32, [elements], whole blocks, contiguous).
 
         `start`: position of the first in the state, a multiple of `BLOCK`. `draw`: name of the random numbers, which
         depend on it and on the position. None: round to the nearest code.
@@ -205,7 +205,7 @@ def squared_map(device: torch.device) -> CodeMap:
 
 
 def _centers(intervals: int) -> Tensor:
-    """Centers of the intervals of seven decades, float64. `intervals`: of the lowest decade."""
+    """Centers of the intervals of seven decades, float64. `intervals`: number in the lowest decade."""
     centers = []
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, intervals * 2**decade + 1, dtype=torch.float64)

@@ -34,6 +34,7 @@ BUCKET_ELEMENTS = 1 << 25
 that three buckets are no peak of their own."""
 
 _EPSILON = 1e-8
+"""AdamW's epsilon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class _Piece:
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     elements: slice
-    """Of the state's arrays."""
+    """Elements of the state's arrays."""
     pieces: list[_Piece]
     split: bool
     """Its weights are bfloat16."""
@@ -72,8 +73,8 @@ class MasterAdamW:
         remainders: dict[str, Tensor],
         bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        """`remainders`: of the bfloat16 parameters whose initial masters are not bfloat16 numbers, by name; int16, of
-        the shape of the local shard."""
+        """`remainders`: those of the bfloat16 parameters whose initial masters are not bfloat16 numbers, by name;
+        int16, of the shape of the local shard."""
         self._config = config
         self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._decays = _decays(model, self.parameters.values())
@@ -130,7 +131,8 @@ class MasterAdamW:
         return found
 
     def weights_of(self, name: str) -> Tensor:
-        """The local shard of a parameter, to be read: on its device, or in host memory while the device has none."""
+        """The local shard, [rows, …], of a parameter, to be read: on its device, or in host memory while that has
+        none."""
         on_host = self.weights_on_host.get(name)
         return local(self.parameters[name]) if on_host is None else on_host
 

@@ -256,7 +256,7 @@ def stream_through(
     While one bucket is worked on, the next is copied in and the one before it is copied out. At most `SLOTS` buckets
     are on the device.
 
-    `buckets`: the parts of each, and the pieces of each part, one-dimensional, in host memory or on the device; part i
+    `buckets`: the parts of each, and the pieces of each part, [elements], in host memory or on the device; part i
     has the same dtype in all buckets. Returns when they hold the results. After an error, the buckets before the
     failing one may have changed; the others have not.
     """

@@ -142,12 +142,12 @@ class PolicyRank:
         self._memory_log.record(self._step, phase)
 
     def named_full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Each full parameter in the engine's dtype, by its Hugging Face name; see `export.full_parameters`."""
+        """Names and full parameters in the engine's dtype and in the shapes of `export.full_parameters`."""
         return export.full_parameters(self._model, self._dtype)
 
     @contextmanager
     def weights_for_sync(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """`named_full_parameters`, while the memory of the phase `sync` is recorded."""
+        """`named_full_parameters`, in the same shapes, while the memory of the phase `sync` is recorded."""
         self._memory_log.begin_phase(self._step, "sync")
         with self._membership.collective(), self._cache_released_after():
             yield self.named_full_parameters()
@@ -230,7 +230,8 @@ class PolicyRank:
     # --- checkpoints ---
 
     def start_checkpoint(self, directory: Path) -> None:
-        """Start writing policy and optimizer into `directory`. If they were copied, updates may continue meanwhile."""
+        """Start writing policy and optimizer into `directory`. If they were copied, updates may continue while the
+        files are written."""
         self._memory_log.begin_phase(self._step, "checkpoint")
         with self._membership.collective(), self._cache_released_after():
             # Weights in host memory are read there: the engine on the same GPU may be awake.
@@ -253,7 +254,7 @@ class PolicyRank:
         with self._cache_released_after():
             return checkpoint.load_checkpoint(self._optimizer, directory, self.rank, self.world_size)
 
-    # --- how ---
+    # --- internals ---
 
     def _before_optimizer_step(self) -> None:
         if self._loaded.snapshot is not None:
@@ -262,7 +263,7 @@ class PolicyRank:
             self._checkpoint_writer.wait_until_written()
 
     def _cache_released_after(self) -> AbstractContextManager[None]:
-        """For phases after which another process uses the GPU."""
+        """Release the allocator's cache after a phase, if another process uses the GPU next."""
         return cache_released_after(enabled=self._on_gpu and self.config.memory.empty_cache)
 
     @contextmanager

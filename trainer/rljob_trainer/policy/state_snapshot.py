@@ -17,12 +17,12 @@ from rljob_trainer.policy.optimizer import MasterAdamW
 
 
 class StateSnapshot:
-    """Of one rank's shards: trained weights, and the optimizer's state."""
+    """Copy of one rank's shards: trained weights, and the optimizer's state."""
 
     def __init__(self, optimizer: MasterAdamW) -> None:
         self._optimizer = optimizer
         self._sources: list[Tensor] = []
-        """Of a copy in progress: FSDP replaces the shards in its first pass."""
+        """Sources of a copy in progress: FSDP replaces the shards in its first pass."""
         self._steps: int | None = None
         self._on_gpu = optimizer.state.arrays()["exp_avg"].is_cuda
         self._stream = torch.cuda.Stream() if self._on_gpu else None

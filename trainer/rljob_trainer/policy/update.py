@@ -212,7 +212,7 @@ class UpdateMetrics:
     def over_ranks(self, updates: int, counts: Mapping[str, int]) -> dict[str, float]:
         """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names.
 
-        `counts`: of this rank; the maximum over the ranks is added.
+        `counts`: those of this rank; the maximum over the ranks is added.
         """
         sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
         maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
@@ -235,6 +235,7 @@ def allow_kept_graphs() -> None:
 
 PROFILE_STEP = "RLJOB_PROFILE_STEP"
 _ROWS = 60
+"""Operators that are listed in a profile."""
 
 
 @contextmanager

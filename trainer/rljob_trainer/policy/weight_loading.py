@@ -56,11 +56,11 @@ def load_weights(
     name_in_files: Callable[[str], str],
     remainders: dict[str, Tensor] | None = None,
 ) -> None:
-    """Allocate the parameters that are on the meta device, whole or as shards, and fill them from the files.
+    """Allocate the parameters that are on the meta device, in full shape or as shards, and fill them from the files.
 
-    `name_in_files`: of a parameter by its name in `model`. `remainders`: by parameter, meta tensors for the remainders
-    of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders, in host memory.
-    Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
+    `name_in_files`: returns the name in the files of a parameter in `model`. `remainders`: by parameter, meta tensors
+    for the remainders of masters whose parameters are bfloat16 (`optimizer_state.split`); replaced by the remainders,
+    in host memory. Not collective. Raises `BadInput` if a file cannot be read, or has NaN or infinite weights.
     """
     remainders = {} if remainders is None else remainders
     files = files_of_weights(model_dir)
@@ -144,7 +144,8 @@ def pieces_of(file: Path, weight: str, parameter: Tensor, remainder: Tensor | No
 
 
 def first_row(parameter: Tensor) -> int:
-    """The first row of this rank's shard: FSDP2 divides the rows as `torch.chunk` does, and some ranks may get none."""
+    """The first row of this rank's shard of a parameter, [rows, …]: FSDP2 divides rows like `torch.chunk`, which may
+    leave none to some ranks."""
     if not isinstance(parameter, DTensor):
         return 0
     mesh = parameter.device_mesh
@@ -175,7 +176,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def require_finite(trained: Mapping[str, Tensor]) -> None:
-    """Raise `BadInput` if a trained weight is NaN or infinite."""
+    """Raise `BadInput` if a trained weight, of any shape, is NaN or infinite."""
     if found := [name for name, values in trained.items() if not is_finite(values)]:
         raise BadInput(
             f"expected a trained model with finite weights, found NaN or infinity in {len(found)} of {len(trained)} "

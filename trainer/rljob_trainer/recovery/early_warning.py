@@ -22,7 +22,7 @@ class EarlyWarning:
         listener: RunListener,
         warn: Callable[[str], None],
     ) -> None:
-        """`steps`: of the job. `prevent`: changes the plan before a step; returns False if no change helps."""
+        """`steps`: number in the job. `prevent`: changes the plan before a step; returns False if no change helps."""
         self._forecast = Forecast(steps)
         self._prevent = prevent
         self._listener = listener
@@ -32,8 +32,8 @@ class EarlyWarning:
     def look(
         self, step: int, memory: Mapping[str, Mapping[Phase, MemorySample]], *, engines_sleep: bool = False
     ) -> None:
-        """`memory`: of the committed `step`, by actor name and phase. `engines_sleep`: beside the policy, during its
-        update."""
+        """`memory`: samples of the committed `step`, by actor name and phase. `engines_sleep`: next to the policy,
+        during its update."""
         samples = {actor: {str(phase): sample for phase, sample in of.items()} for actor, of in memory.items()}
         self._forecast.observe(step, samples, engines_sleep=engines_sleep)
         pressure = self._forecast.pressure()

@@ -36,7 +36,7 @@ def gather_evidence(
 ) -> Evidence | None:
     """The evidence of a failure, with its diagnoses; None if `error` is not an out-of-memory failure.
 
-    `directory`: of the run. `step`, `phase`: those of the loop; phase None: the roles were starting.
+    `directory`: that of the run. `step`, `phase`: those of the loop; phase None: the roles were starting.
     """
     if not isinstance(error, OutOfMemory):
         return None

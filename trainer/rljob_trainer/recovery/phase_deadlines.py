@@ -14,6 +14,7 @@ from rljob_trainer.errors import PhaseDeadlineExceeded
 from rljob_trainer.roles.time_limit import time_limit
 
 _TIMES_USUAL = 10
+"""A phase may take this many times its usual duration."""
 _RECENT_STEPS = 20
 _FIRST_TIMES_FLOOR = 6
 """A process compiles in the first run of a phase. The time of a checkpoint depends on the disk."""

@@ -97,7 +97,7 @@ class PlanChanges:
         self._state = answer.state
 
     def confirm(self, change: PlanChange, seconds: Mapping[str, float]) -> None:
-        """Record the effect of the latest change. `seconds`: of each part of the recovery."""
+        """Record the effect of the latest change. `seconds`: duration of each part of the recovery."""
         record = self._records[-1].model_copy(update={"change": change, "seconds": dict(seconds)})
         self._ledger.record(record)
         self._records[-1] = record

@@ -90,7 +90,7 @@ class Recovery:
         self._retrying = True
 
     def may_replace(self, failure: WorkerLost) -> bool:
-        """True if one engine was lost while others work, and a new process may take its place meanwhile."""
+        """True if one engine was lost while others work, and a new process may take its place."""
         if self.kills.any_new:
             return False  # the kernel killed it: the memory plan changes
         if failure.place_lost:

@@ -46,7 +46,7 @@ _MAY_PASS = re.compile(
 """Words of errors that another attempt may not meet, whatever their type."""
 _READING = frozenset({"__init__", "load", "start", "export_pretrained"})
 """Calls that read the model and the settings, or write the model. vLLM's assertions in `start` may be about memory that
-other processes free meanwhile."""
+other processes free at the same time."""
 _NOT_OF_MEMORY = {FailureKind.KILLED, FailureKind.LOST, FailureKind.NO_MESSAGE, FailureKind.BUS_ERROR}
 
 
@@ -82,7 +82,10 @@ class RoleActor:
         return os.getpid()
 
     def call(self, seconds: float | None, method: str, *arguments: Any) -> Any:
-        """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks."""
+        """Call a method of the role. `seconds`: its time limit, at which this process writes its stacks.
+
+        Raises the failure of the method, or of the construction of the role.
+        """
         with _readable_failures(self._name, method), stacks_written_after(seconds):
             if self._construct_failure is not None:  # nobody has waited for it
                 raise self._construct_failure
@@ -216,7 +219,7 @@ def _redirect_output(log: Path) -> None:
 
 @contextmanager
 def long_imports() -> Iterator[None]:
-    """Speed up imports that take seconds, as of torch and vLLM: they create no garbage to collect.
+    """Speed up imports that take seconds, such as torch's and vLLM's: they create no garbage to collect.
 
     The garbage collector is disabled in the block, and later ignores the objects that exist at its end. Both together
     save a fifth of the start of an engine, which collects repeatedly.

@@ -64,7 +64,7 @@ class Checkpointing:
         return found.step
 
     def advance(self, committed: int) -> None:
-        """After step `committed`: advance the checkpoint in progress, and start one if it is due."""
+        """Advance the checkpoint in progress after step `committed`, and start one if it is due."""
         due = committed > 0 and committed % self.every_steps == 0 and self.store.newest_step() != committed
         if self._writing is not None and self._naming is None and (due or self.roles.checkpoint_written()):
             self._begin_naming(self._writing)

@@ -95,7 +95,7 @@ class EngineProcesses(RoleProcesses):
             if not absence.starting and not self.has_lost_pod(engine):
                 absence.starting = self.restart(engine)
 
-    def take_in(self, may_replace: Callable[[WorkerLost], bool]) -> None:
+    def include_started(self, may_replace: Callable[[WorkerLost], bool]) -> None:
         """Include engines that have started. They have no weights yet.
 
         `may_replace`: called when a process was lost while its engine started, although its pod is there; if it returns

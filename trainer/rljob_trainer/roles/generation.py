@@ -34,7 +34,7 @@ class Generation(Generic[Result]):
     engines: EngineProcesses
     step: int
     queue: WorkQueue
-    """Of all items."""
+    """Queue of all items."""
     work: Callable[[Sequence[int]], EngineWork]
     """The work that generates the given items."""
     on_result: Callable[[int, Result], None]
@@ -100,7 +100,7 @@ class Generation(Generic[Result]):
         with time_limit(self._limit.seconds_left if self._limit else None):
             self._take(name, result)
 
-    # --- how ---
+    # --- internals ---
 
     def _take(self, name: str, generated: Generated) -> None:
         del self._calls[name]
@@ -163,13 +163,13 @@ class WorkQueue:
     """Items that no engine has yet, such as groups of completions. Pure: it depends on the calls alone."""
 
     expected: Sequence[float]
-    """Of each item, the expected time, in any unit."""
+    """Expected time of each item, in any unit."""
 
     concurrent_sequences: int
     """Sequences that an engine generates concurrently."""
 
     sequences: int = 1
-    """Of each item."""
+    """Sequences of each item."""
 
     _waiting: list[int] = field(init=False)
 

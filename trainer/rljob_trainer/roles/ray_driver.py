@@ -16,7 +16,7 @@ from rljob_trainer.errors import WorkerLost
 from rljob_trainer.roles.warm import setup_worker
 
 STARTS = 3
-"""Of Ray, in all, if a process of it dies each time."""
+"""Maximum number of starts of Ray, if one of its processes dies each time."""
 _RAYLET_SECONDS = 120
 _TOO_SLOW = "timed out during startup"
 """Part of the message of ray._private.node.Node, which raises a bare `Exception`."""

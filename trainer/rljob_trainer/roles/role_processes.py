@@ -105,7 +105,7 @@ class RoleProcesses:
         self._resources = resources
         self._logs = logs
         self.handles: dict[str, RoleHandle] = {}
-        """By actor name."""
+        """Handle by actor name."""
         self.loading: Calls = {}
         """Calls that load the role; they have completed if `loaded`."""
         self.loaded = False
@@ -167,7 +167,7 @@ def placement_group(bundles: Sequence[Bundle]) -> Any:
 
 
 _LEAVE_SECONDS = 30.0
-"""For all ranks to leave a call after one has left the group. They leave at their next collective operation."""
+"""Time for all ranks to leave a call after one has left the group. They leave at their next collective operation."""
 _REJOIN_SECONDS = 120.0
 
 
@@ -204,7 +204,7 @@ class PolicyProcesses(RoleProcesses):
 
     @property
     def usable(self) -> bool:
-        """After a failed call: True if no rank still waits for another."""
+        """True if no rank still waits for another after a failed call."""
         return self.scattered or len(self) == 1
 
     def can_undo_update(self) -> bool:

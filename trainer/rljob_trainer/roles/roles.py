@@ -28,8 +28,8 @@ from rljob_trainer.rollout_batch import RolloutBatch
 class Roles:
     """Calls all actors of a role together. Each method returns when all are done, or raises the first failure.
 
-    Policy ranks and engines have separate GPUs, and exchange only rollouts and weights. Another topology replaces the
-    classes of the objects in their processes, and adds work before and after a phase.
+    Policy ranks and engines have separate GPUs here. A subclass for another topology names other actor classes, and
+    adds work before and after a phase.
     """
 
     policy_class = "rljob_trainer.roles.policy_actor:DisaggregatedPolicyActor"
@@ -46,9 +46,9 @@ class Roles:
         self.engines_ended = 0
         """Times that the engines were stopped. A generation that was begun before never finishes."""
         self.may_replace: Callable[[WorkerLost], bool] = lambda _failure: False
-        """Called when an engine was lost while others remain. If it returns True, these take over its prompts while a
-        new engine starts, which works from the next sync on. An engine that is lost with its pod starts when the pod
-        is back, and nothing waits for it."""
+        """Called when an engine was lost while others remain. If it returns True, the others take over its prompts, and
+        a new engine starts, which gets prompts after the next sync. If its pod was lost too, the engine starts when
+        the pod is back, and nothing waits for it."""
         self.clock = clock
         resources = RoleResources(placement_group(settings.bundles), settings.bundles, settings.gpus_per_process)
         logs = settings.output_dir / "logs"
@@ -164,10 +164,10 @@ class Roles:
         return results
 
     def sync(self, version: int) -> None:
-        """Send the policy's weights to every engine, also to those that have started since the last sync. The engines
-        do not generate until they have all of them."""
+        """Send the policy's weights to every engine, also to those that have started since the last sync. An engine
+        does not generate until it has all weights."""
         self.engines_at = None
-        self.engines.take_in(self.may_replace)
+        self.engines.include_started(self.may_replace)
         self._leave_out_lost()
         while True:
             engines = [self.engines.handles[name] for engine in self.engines.working for name in engine]
@@ -182,8 +182,8 @@ class Roles:
         self.engines_at = version
 
     def _leave_out_lost(self) -> None:
-        """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed one."""
-        if len(self.policy) == 1 or self.settings.first_engine_bundle == 0:
+        """Leave out the engines whose pods were lost since the last sync: several ranks cannot repeat a failed sync."""
+        if len(self.policy) == 1 or self.settings.topology == "Colocated":
             return
         for engine in self.engines.working:
             if self.engines.has_lost_pod(engine):
@@ -192,7 +192,7 @@ class Roles:
                     raise failure
 
     def _continue_without(self, failure: WorkerLost) -> bool:
-        """True if the sync can be done without a lost engine."""
+        """Leave out a lost engine. Returns True if the sync can continue with the others."""
         engine = self.engines.engine_of(failure.actor)
         others = [other for other in self.engines.working if other != engine]
         if not engine or not others or isinstance(failure, PhaseDeadlineExceeded):
@@ -200,9 +200,10 @@ class Roles:
         return self._leave_out(engine, failure)
 
     def _leave_out(self, engine: Engine, failure: WorkerLost) -> bool:
-        """Leave out an engine that is lost with its pod. False if the pod is there, or had a policy rank as well."""
+        """Leave out an engine that was lost with its pod. Returns False if the pod still exists, or also has a policy
+        rank."""
         failure.place_lost = self.engines.has_lost_pod(engine)
-        if not failure.place_lost or self.settings.first_engine_bundle == 0 or not self.may_replace(failure):
+        if not failure.place_lost or self.settings.topology == "Colocated" or not self.may_replace(failure):
             return False
         self.engines.leave_out(engine)
         return True
@@ -238,7 +239,7 @@ class Roles:
         """Write the policy in Hugging Face format."""
         self._call_policy("export_pretrained", directory, doing="exporting the model")
 
-    # --- how ---
+    # --- internals ---
 
     def _configure(self) -> None:
         settings = self.settings

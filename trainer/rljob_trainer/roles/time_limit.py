@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 GRACE_SECONDS = 5.0
-"""The caller waits so much longer than the called process, which writes its stacks at the limit."""
+"""Seconds that the caller waits longer than the called process, which writes its stacks at the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class TimeLimit:
 
     seconds: float
     ends_at: float
-    """By this process's monotonic clock."""
+    """Time on this process's monotonic clock."""
 
     @property
     def seconds_left(self) -> float:
@@ -47,7 +47,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def stacks_written_after(seconds: float | None) -> Iterator[None]:
-    """In a role process: write the stacks of all threads to stderr, its log, if the block takes longer.
+    """Write the stacks of all threads to stderr, a role process's log, if the block takes longer.
 
     They are written without Python's lock, and so also if native code never releases it.
     """

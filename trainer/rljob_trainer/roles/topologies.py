@@ -31,14 +31,15 @@ class ColocatedRoles(Roles):
     """The engines have their weights on the GPU, and not their KV cache. vLLM 0.26 can put to sleep only both."""
 
     def end(self, role: Role) -> None:
-        """As with separate GPUs. Engines that cannot sleep end as well: the next policy needs their memory to load."""
+        """Stop a role. Engines that cannot sleep end with the policy: the next policy needs their memory to load."""
         super().end(role)
         if role == "policy" and self._half_awake:
             super().end("rollout")
         self._half_awake = False
 
     def load(self) -> None:
-        """As with separate GPUs. With `policyOffload`, the policy makes room before the engines start."""
+        """Load the roles, as with separate GPUs. With `policyOffload`, the policy makes room before the engines
+        start."""
         if self.engines.loaded and not self.policy.loading:
             self._put_engines_to_sleep()
         self._begin_loading_policy()
@@ -54,7 +55,7 @@ class ColocatedRoles(Roles):
         return super().update(batch)
 
     def sync(self, version: int) -> None:
-        """As with separate GPUs. An engine that sleeps has only its weights on the GPU during the transfer."""
+        """Sync, as with separate GPUs. An engine that sleeps has only its weights on the GPU during the transfer."""
         self.engines_at = None
         if self.engines_sleep:
             self._put_engines_to_sleep()
@@ -75,7 +76,7 @@ class ColocatedRoles(Roles):
         return super().load_checkpoint(directory, step)
 
     def export_pretrained(self, directory: Path) -> None:
-        """As with separate GPUs. The engines are of no use afterwards before the next sync."""
+        """Write the policy, as with separate GPUs. The engines cannot generate afterwards until the next sync."""
         self._make_room_for_weights()
         super().export_pretrained(directory)
 

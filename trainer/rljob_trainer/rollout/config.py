@@ -83,9 +83,9 @@ the exported model would not follow."""
 def refused_argument(name: str) -> str | None:
     """The reason that `rollout.engineArgs` must not contain `name`; None if it may."""
     if name in SET_BY_TRAINER:
-        return "the trainer sets it itself; remove it"
+        return "the trainer sets this argument; remove it"
     if name in OF_THE_MODEL:
-        return "only the engine would follow it, not the policy; change the files of the model instead, and remove it"
+        return "it would change the engine but not the policy; remove it, and change the files of the model instead"
     return None
 
 

@@ -77,7 +77,7 @@ class RolloutEngine(ABC):
         register_model_class(self._config.model_dir)
 
     def serve_store(self) -> int:
-        """In the first of several processes of an engine: the port at which the others meet it."""
+        """Open a store in the first of an engine's processes. Returns the port at which the others meet it."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         # torch's process group uses this store of its own process (`multi_tenant`), so no other program can take the

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar  # noqa: F401  # Literal: for the annotations of vLLM
+from typing import Any, Literal, TypeVar  # noqa: F401  # vLLM's annotations, evaluated here, name Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
@@ -39,7 +39,7 @@ def installed_engine_fields() -> Mapping[str, str] | None:
 
 @cache
 def installed_values(argument: str) -> Collection[str] | None:
-    """The values of an argument in the installed vLLM; None as for `installed_engine_fields`.
+    """The values of an argument in the installed vLLM; None if they cannot be read, see `installed_engine_fields`.
 
     `argument`: quantization or kv_cache_dtype.
     """

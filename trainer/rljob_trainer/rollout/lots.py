@@ -55,7 +55,7 @@ class LotResult:
     """The groups of a lot, each in the order of the positions."""
 
     completed: list[PartialGroup]
-    """As many as the quota."""
+    """Completed groups, as many as the quota."""
 
     left: list[PartialGroup]
     """The others. They may be complete as well."""
@@ -89,8 +89,8 @@ def generate_lot(
 ) -> LotResult:
     """Generate segments until the quota of the lot is met.
 
-    `max_tokens`: of a response. `version`: the step whose weights generate. `generate`: called with the next segments
-    of all unfinished responses; returns the new tokens of each.
+    `max_tokens`: maximum in a response. `version`: the step whose weights generate. `generate`: called with the next
+    segments of all unfinished responses; returns the new tokens of each.
     """
     groups = [held.group for held in lot.held]
     complete = [index for index, group in enumerate(groups) if group.is_complete(max_tokens)]
@@ -125,7 +125,7 @@ def in_order(groups: Iterable[PartialGroup]) -> list[PartialGroup]:
 
 
 def segment_tokens(max_tokens: int) -> int:
-    """Tokens of a segment. `max_tokens`: of a response."""
+    """Tokens of a segment. `max_tokens`: maximum in a response."""
     return -(-max_tokens // _SEGMENTS)
 
 
@@ -161,7 +161,7 @@ class WholeGroups:
     """Groups to complete."""
 
     places: Sequence[int]
-    """Of each prompt in the step."""
+    """Place of each prompt in the step."""
 
     prompts: Sequence[Sequence[int]]
     """Tokens of each prompt."""
@@ -170,7 +170,7 @@ class WholeGroups:
     """Completions of each prompt."""
 
     seeds: Sequence[int]
-    """Of each prompt."""
+    """Seed of each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Lots:
     """Lots to complete."""
 
     places: Sequence[int]
-    """Of each lot among those of the step."""
+    """Place of each lot among those of the step."""
 
     lots: Sequence[Lot]
 
@@ -198,4 +198,4 @@ class Generated:
     """Sequences of groups that the engine has begun, or is about to begin, and not completed."""
 
     memory: MemorySample | None
-    """Of the process, with the peaks since the engine began to generate. None if it has not finished."""
+    """Memory of the process, with the peaks since the engine began to generate. None if it has not finished."""

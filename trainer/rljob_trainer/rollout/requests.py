@@ -18,7 +18,7 @@ class Requests:
         self._llm = llm
         self._numbers = count()
         self._places: dict[str, int] = {}
-        """By the id of an unfinished request, as the caller counts them."""
+        """Place of each unfinished request in the caller's order, by the request's id."""
 
     @property
     def unfinished_sequences(self) -> int:

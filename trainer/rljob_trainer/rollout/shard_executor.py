@@ -39,7 +39,7 @@ class ShardExecutor(ExecutorWithExternalLauncher):
 def shard_executor(shard: int, store_port: int) -> str:
     """The executor of this process, which is `shard` of its engine, as vLLM's `distributed_executor_backend`.
 
-    `store_port`: at which the processes of the engine meet.
+    `store_port`: port at which the processes of the engine meet.
     """
     ShardExecutor.shard, ShardExecutor.store_port = shard, store_port
     return f"{__name__}.{ShardExecutor.__name__}"

@@ -34,6 +34,7 @@ class ColocatedEngine(RolloutEngine):
         return super()._ready_requests()
 
     def start_weight_update(self) -> None:
+        """Begin to receive weights. Raises `RunError` if the engine's weights are asleep."""
         if "weights" in self._asleep:
             raise RunError("expected the rollout engine's weights to be awake, found them asleep; wake them first")
         super().start_weight_update()
@@ -73,6 +74,7 @@ class DisaggregatedEngine(RolloutEngine):
     def join_policy(self, host: str, port: int, rank: int, size: int) -> None:
         """Join the group in which the policy broadcasts its weights, instead of any earlier one.
 
-        `host`, `port`: of the policy's store. `rank`: of this engine in the group of `size`; the policy's is 0.
+        `host`, `port`: those of the policy's store. `rank`: that of this engine in the group of `size`; the policy's is
+        0.
         """
         self._llm.init_weight_transfer_engine({"init_info": {"host": host, "port": port, "rank": rank, "size": size}})

@@ -60,7 +60,7 @@ class Attempt:
     """Runs the job once, from the start of its processes to their end."""
 
     job: RLJob
-    """With the policy's size in the attempt."""
+    """The job, with the policy's size in the attempt."""
     task_directory: Path
     """Directory of the task's files and Python modules."""
     directory: OutputDirectory
@@ -68,12 +68,12 @@ class Attempt:
     supervision: Supervision
     listener: RunListener
     mounted_model: Path | None
-    """In a pod, the volume that holds the model of an `oci://` or `pvc://` URI."""
+    """Volume in a pod that holds the model of an `oci://` or `pvc://` URI."""
     ledger: Ledger
     display: RunDisplay
     stop: StopRequest
     state: RecoveryState
-    """At the start of the attempt."""
+    """Memory plan at the start of the attempt."""
 
     def run(self) -> None:
         """Train until every step is committed or a stop is requested.

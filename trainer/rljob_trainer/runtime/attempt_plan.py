@@ -71,7 +71,7 @@ class AttemptPlan:
     """The plan, and its changes from now on."""
 
     constraints: Constraints
-    """On changes of the plan."""
+    """Constraints on changes of the plan."""
 
     facts: PlanFacts
     """The facts that the plan is computed for."""

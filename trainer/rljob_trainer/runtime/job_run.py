@@ -106,12 +106,12 @@ class JobRun:
     listener: RunListener = field(default_factory=RunListener)
 
     mounted_model: Path | None = None
-    """In a pod, the volume that holds the model of an `oci://` or `pvc://` URI."""
+    """Volume in a pod that holds the model of an `oci://` or `pvc://` URI."""
 
     supervision: Supervision = field(default_factory=Supervision)
 
     resume_hint: str = "To resume at step {step}, run the same command again."
-    """Tells people how a stopped run resumes. Contains `{step}`."""
+    """Advice to resume a stopped run, with a placeholder `{step}`."""
 
     export_hint: str = "To write the model, run the same command again."
     """The same if all steps are committed."""

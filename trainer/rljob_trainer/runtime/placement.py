@@ -33,7 +33,7 @@ class RoleHosts:
     torch_version: str
 
     bundles: tuple[Bundle, ...]
-    """As in `RoleSettings`."""
+    """Bundles of `RoleSettings`."""
 
     shared_memory_bytes: int
     """Size of the smallest /dev/shm."""
@@ -61,7 +61,8 @@ class Placement(Protocol):
     ) -> None: ...
 
     def known_hosts(self, spec: RLJobSpec) -> RoleHosts | None:
-        """As `survey`, if the resources are known without waiting; otherwise None. It may be called at any time."""
+        """Result of `survey` if the resources are known without waiting; otherwise None. It may be called at any
+        time."""
 
     def survey(self, spec: RLJobSpec, display: RunDisplay, stop: StopRequest) -> RoleHosts:
         """Wait for the resources that `spec`, with the policy's size in the attempt, requests, and return them.

@@ -23,7 +23,7 @@ class Requirement:
     """One requirement. Its check reads no weights, which may be missing."""
 
     name: str
-    """Subject of the check, for people."""
+    """Subject of the check, for messages."""
 
     field: FieldPath
     """The field of the manifest that a failure concerns."""

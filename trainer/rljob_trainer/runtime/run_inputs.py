@@ -58,7 +58,7 @@ class ModelInput:
     """The initial model of a run."""
 
     directory: Path
-    """In Hugging Face format."""
+    """Directory of a model in Hugging Face format."""
 
     dimensions: ModelDimensions
 
@@ -88,7 +88,7 @@ def read_inputs(
 ) -> Inputs:
     """Read and check model, task and reward. Raises `BadInput`, also if they have changed after a step.
 
-    `stack`: ends the processes of the scorer. `task_directory`: of the task's files and Python modules.
+    `stack`: ends the processes of the scorer. `task_directory`: that of the task's files and Python modules.
     `mounted_model`: in a pod, the volume that holds the model of an `oci://` or `pvc://` URI. `last_step`: the last
     committed one; 0: none.
     """

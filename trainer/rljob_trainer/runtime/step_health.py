@@ -24,7 +24,7 @@ _FIRST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepProblem:
     """A problem of the last committed step."""
 
     reason: TrainingWarningReason
@@ -47,7 +47,7 @@ def is_power_of_two(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
 
 
-def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[Finding]:
+def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[StepProblem]:
     """The problems of the last of the committed `steps`, the gravest first.
 
     `responses_may_end`: False if `algorithm.ignoreEndOfSequence` is set, so that every response has full length.
@@ -63,15 +63,15 @@ def findings(steps: Sequence[StepRecord], *, responses_may_end: bool) -> list[Fi
         count = sum(kind.applies(step) for step in steps)
         so_far = f" ({count} of {len(steps)} steps so far)" if count > 1 else ""
         message = f"step {last.step}: {kind.describe(last)}{so_far}; {kind.advice}"
-        found.append(Finding(kind.reason, count, message))
+        found.append(StepProblem(kind.reason, count, message))
     return found
 
 
 def require_learning(steps: Sequence[StepRecord], max_steps_without_learning: int, total_steps: int) -> None:
     """Raise `BadInput` if the last of the committed `steps` trained on nothing, too often in a row.
 
-    `max_steps_without_learning`: as in `RecoverySpec`. `total_steps`: of the job, which may be fewer than the limit for
-    numbers that are not finite.
+    `max_steps_without_learning`: see `RecoverySpec`. `total_steps`: number in the job, which may be fewer than the
+    limit for numbers that are not finite.
     """
     not_finite = _trailing(steps, _trained_on_no_number)
     if len(not_finite) >= min(_MAX_STEPS_NOT_FINITE, total_steps):

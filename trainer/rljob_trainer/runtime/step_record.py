@@ -45,6 +45,7 @@ def step_record(
             **next(iter(updates.values())).metrics,
             "uniform_groups": uniform,
             "reward_errors": batch.reward_errors,
+            # A response of one token that has finished is only the end of the sequence.
             "empty_responses": int(((lengths == 0) | ((lengths == 1) & batch.finished)).sum()),
             "continued_responses": len(batch.continued),
             "continued_tokens": sum(batch.continued),

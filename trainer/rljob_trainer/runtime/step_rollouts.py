@@ -32,9 +32,9 @@ class GeneratedRollouts:
     prompts: list[Prompt]
     completions: list[Completion]
     rewards: PendingRewards
-    """Of all completions, in their order."""
+    """Rewards of all completions, in their order."""
     memory: dict[str, MemorySample]
-    """Of the engines' processes, by name."""
+    """Memory of the engines' processes, by name."""
     left: list[PartialGroup] = field(default_factory=list)
     """Groups that the step leaves for the next one."""
 
@@ -183,7 +183,8 @@ class ResponseLengths:
         self._responses += len(lengths)
 
     def expected(self, prompts: Iterable[Prompt]) -> list[float]:
-        """For each prompt, the mean length in the last epoch that had its item; otherwise that of all responses.
+        """Mean length for each prompt: of its item's responses in the last epoch that had it, otherwise of all
+        responses.
 
         If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
         """

@@ -25,7 +25,7 @@ class StopRequest:
     def __init__(self, on_request: Callable[[str], None]) -> None:
         self._on_request = on_request
         self.exit_code: ExitCode | None = None
-        """Of the first signal; None until then."""
+        """Exit code of the first signal; None until then."""
         self._at_once = False
 
     def __bool__(self) -> bool:
@@ -43,7 +43,7 @@ class StopRequest:
             self._at_once = False
 
     def after_step(self) -> None:
-        """From now on, let the current step finish."""
+        """Let the current step finish from now on."""
         self._at_once = False
 
     def handle(self, number: int, _frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.bounds import is_storable
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.user_code import shown
+from rljob_trainer.tasks.user_code import short_repr
 
 _USUAL_NAMES = ("prompt", "question", "problem", "instruction", "query", "input", "text")
 _CONVERSATIONS = ("messages", "conversations", "conversation", "prompt")
@@ -26,7 +26,7 @@ def question_of(record: dict[Any, Any], field: str, where: str, *, advice: str =
     if isinstance(question, str):
         require_storable(question, field, where)
         return question
-    found = f"{type(question).__name__} ({shown(question)})" if field in record else f"none in {_names(record)}"
+    found = f"{type(question).__name__} ({short_repr(question)})" if field in record else f"none in {_names(record)}"
     raise BadInput(
         f"{where}: expected the prompt as text in the field {field!r}, found {found}; {_advice(record, field, advice)}"
     )
@@ -36,7 +36,7 @@ def require_storable(text: str, field: str, where: str) -> None:
     """Raise `BadInput` if the text in `field` has half of a surrogate pair."""
     if not is_storable(text):
         raise BadInput(
-            f"{where}: expected text in the field {field!r}, found half of a character in {shown(text)}; "
+            f"{where}: expected text in the field {field!r}, found half of a character in {short_repr(text)}; "
             "the text was cut within a character, such as an emoji: correct or remove it"
         )
 
@@ -57,6 +57,6 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _names(record: dict[Any, Any]) -> str:
-    names = [shown(name).strip("'") for name in list(record)[:_MOST_NAMES]]
+    names = [short_repr(name).strip("'") for name in list(record)[:_MOST_NAMES]]
     more = ", …" if len(record) > _MOST_NAMES else ""
     return f"the fields {', '.join(names)}{more}" if names else "an object without fields"

@@ -12,7 +12,7 @@ from rljob_api.task import JsonlArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of, require_storable
 from rljob_trainer.tasks.task import Item
-from rljob_trainer.tasks.user_code import shown
+from rljob_trainer.tasks.user_code import short_repr
 
 _MOST_DIGITS = 4300
 """Longest text that Python converts to an integer (sys.set_int_max_str_digits)."""
@@ -61,7 +61,7 @@ def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
     if items and args.answer_field != _ANSWER and not any(args.answer_field in item.record for item in items):
         raise BadInput(
             f"expected the field {args.answer_field!r} (args.answerField) in {file}, found none in any line, but "
-            f"{', '.join(map(shown, items[0].record))} in the first; correct the name, or remove args.answerField"
+            f"{', '.join(map(short_repr, items[0].record))} in the first; correct the name, or remove args.answerField"
         )
     return items
 
@@ -105,7 +105,7 @@ def _item(line: bytes, where: str, args: JsonlArgs) -> Item:
         raise BadInput(f'{where}: expected a JSON object, found {_kind(record)}; write {{"prompt": …}}')
     for field, value in record.items():
         if problem := _problem(value):
-            raise BadInput(f"{where}: {problem} in the field {shown(field)}; correct or remove it")
+            raise BadInput(f"{where}: {problem} in the field {short_repr(field)}; correct or remove it")
     question = question_of(record, args.prompt_field, where)
     if args.answer_field in record:
         record["answer"] = record[args.answer_field]
@@ -130,7 +130,7 @@ def _parsed(line: bytes, where: str) -> Any:
     except ValueError as error:
         if b"\0" in line:
             raise BadInput(f"{where}: expected UTF-8 text, found a zero byte; save the file as UTF-8") from error
-        beginning = shown(line[:40].decode("utf-8", "replace"))
+        beginning = short_repr(line[:40].decode("utf-8", "replace"))
         raise BadInput(
             f"{where}: expected one JSON object, found something else: {error}; the line begins with {beginning}"
         ) from error

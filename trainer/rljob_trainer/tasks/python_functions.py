@@ -13,7 +13,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.task_modules import load_module
-from rljob_trainer.tasks.user_code import called, raised, shown, user_code
+from rljob_trainer.tasks.user_code import call, error_text, short_repr, user_code
 
 _MOST_GENERATED_ITEMS = 2_000_000
 """Most items of a generator, which may be endless. A list is as long as it is."""
@@ -26,7 +26,7 @@ def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Pat
     """
     function = load_function(reference, manifest_directory)
     with user_code(f"the task function {reference}"):
-        records = called(function, **args)
+        records = call(function, **args)
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise BadInput(
                 f"expected a list of items from the task function {reference}, found {type(records).__name__}; "
@@ -43,7 +43,7 @@ def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Pat
 
 def _item(record: Any, where: str) -> Item:
     if not isinstance(record, dict):
-        raise BadInput(f"expected {where} to be a dict with a text called 'prompt', found {shown(record)}")
+        raise BadInput(f"expected {where} to be a dict with a string 'prompt', found {short_repr(record)}")
     with user_code(where):
         question = question_of(record, "prompt", where, advice="return the text under the key 'prompt'")
     try:
@@ -51,7 +51,7 @@ def _item(record: Any, where: str) -> Item:
     except BaseException as error:
         raise BadInput(
             f"{where}: expected a record that can be pickled, since rewards are computed in other processes, found one "
-            f"that {raised(error)}; use numbers, texts, lists and dicts"
+            f"that {error_text(error)}; use numbers, strings, lists and dicts"
         ) from error
     return Item(question, record)
 

@@ -13,7 +13,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item
-from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
+from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
 
 class ReasoningGymItems:
@@ -56,14 +56,16 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
     settings = {"seed": seed, **args.dataset_settings}
     try:
         return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
-    except BaseException as error:  # it checks its settings little
+    except BaseException as error:  # reasoning-gym validates few of its settings
         if is_stop(error):
             raise
         cause = (
-            str(error) if isinstance(error, AssertionError | TypeError | ValueError) and str(error) else raised(error)
+            str(error)
+            if isinstance(error, AssertionError | TypeError | ValueError) and str(error)
+            else error_text(error)
         )
         raise BadInput(
-            f"cannot create the reasoning-gym data set {args.dataset} with {shown(settings)}: {cause}"
+            f"cannot create the reasoning-gym data set {args.dataset} with {short_repr(settings)}: {cause}"
         ) from error
 
 

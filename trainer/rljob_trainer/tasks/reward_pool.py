@@ -28,7 +28,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring
-from rljob_trainer.tasks.user_code import raised
+from rljob_trainer.tasks.user_code import error_text
 
 _BACKLOG_SECONDS = 0.2
 """The number of workers doubles whenever calls have been waiting for this long."""
@@ -37,7 +37,7 @@ _LOAD_SECONDS = 300.0
 """Time limit of a worker's imports."""
 
 _SECONDS_TO_DIE = 5.0
-"""Between the end of a worker's connection and its own."""
+"""Seconds between the end of a worker's connection and that of the worker."""
 
 
 class RewardPool:
@@ -48,7 +48,8 @@ class RewardPool:
     """
 
     def __init__(self, source: RewardSource, *, workers: int, timeout_seconds: float, log: Path | None = None) -> None:
-        """`workers`: most of them. `timeout_seconds`: of each call. `log`: receives the output of the function."""
+        """`workers`: maximum number. `timeout_seconds`: limit of each call. `log`: receives the output of the
+        function."""
         self._source = source
         self._most_workers = max(workers, 1)
         self._timeout_seconds = timeout_seconds
@@ -183,7 +184,7 @@ class _Call:
     completion: Completion
     result: Future[Result] = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
-    """By the monotonic clock."""
+    """Time on the monotonic clock."""
 
 
 class _Worker:
@@ -238,7 +239,7 @@ class _Worker:
             call.result.set_exception(
                 BadInput(
                     "expected records that can be pickled, since rewards are computed in other processes, found one "
-                    f"that {raised(error)}; use numbers, texts, lists and dicts"
+                    f"that {error_text(error)}; use numbers, strings, lists and dicts"
                 )
             )
             return

@@ -23,7 +23,7 @@ class RewardSource:
     """Python modules are relative to it."""
 
     seed: int
-    """Of the items, which a verifier may need."""
+    """Seed of the items, which a verifier may need."""
 
     @property
     def may_hang(self) -> bool:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
-from rljob_trainer.tasks.user_code import raised
+from rljob_trainer.tasks.user_code import error_text
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +29,7 @@ def serve(connection: Connection) -> None:
         # For processes that the function starts with multiprocessing, which have this import path.
         sys.path.append(str(source.manifest_directory.resolve()))
     except BaseException as error:  # user code may raise anything
-        connection.send(str(error) if isinstance(error, BadInput) else raised(error))
+        connection.send(str(error) if isinstance(error, BadInput) else error_text(error))
         return
     connection.send(None)
     while True:
@@ -38,7 +38,7 @@ def serve(connection: Connection) -> None:
         except EOFError:
             return
         except BaseException as error:  # classes of the user
-            connection.send(RewardFailure(f"could not get the record, which {raised(error)}"))
+            connection.send(RewardFailure(f"could not get the record, which {error_text(error)}"))
             continue
         connection.send(compute_reward(reward, record, completion))
 

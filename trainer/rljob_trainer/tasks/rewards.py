@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api.task import AnswerSpec
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.python_functions import load_function, require_reward_signature
-from rljob_trainer.tasks.user_code import called
+from rljob_trainer.tasks.user_code import call
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class AnswerReward:
     """Rewards a completion with `function(answer, record)`, which may be an `async def`."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
 
     function: Callable[[str, dict[str, Any]], Any]
 
@@ -27,7 +27,7 @@ class AnswerReward:
     """Extracts the answer from the response. An answer may be empty."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any:
-        return called(self.function, extract_answer(completion.text, self.answer_spec), record)
+        return call(self.function, extract_answer(completion.text, self.answer_spec), record)
 
 
 def reward_from_manifest(reference: str, answer_spec: AnswerSpec | None, manifest_directory: Path) -> AnswerReward:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljob_trainer.rollout_batch import Completion, Prompt
-from rljob_trainer.tasks.user_code import is_stop, last_frames, raised, shown
+from rljob_trainer.tasks.user_code import error_text, is_stop, last_frames, short_repr
 
 _LARGEST = 1e38
 """Advantages are differences of rewards, and are float32, which ends at 3.4e38."""
@@ -24,7 +24,7 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name in messages."""
 
     def __call__(self, record: dict[str, Any], completion: Completion) -> Any: ...
 
@@ -34,13 +34,13 @@ class RewardFailure:
     """A call of the reward function that gave no finite number."""
 
     message: str
-    """Completes the sentence "the reward function NAME …"."""
+    """Predicate of the message "the reward function NAME …"."""
 
     traceback: str = ""
     """The last frames, if the function raised."""
 
     advice: str = ""
-    """The value to return instead, if the function returned something that is no number: all its calls may fail."""
+    """The value to return instead, if the function returned something other than a number: all its calls may fail."""
 
 
 Result = float | RewardFailure
@@ -80,10 +80,10 @@ class ChosenRewards:
     of_all: Scoring
 
     indices: Sequence[int]
-    """Of the completions, in their order here."""
+    """Index in `of_all` of each completion."""
 
     def results(self, *, stop_at_failure: bool) -> list[Result | None]:
-        """As of `Scoring`."""
+        """Results as of `Scoring.results`."""
         found = self.of_all.results(stop_at_failure=stop_at_failure)
         return [found[index] for index in self.indices]
 
@@ -120,23 +120,23 @@ def compute_reward(reward: Reward, record: dict[str, Any], completion: Completio
     except BaseException as error:  # user code, and the classes of its values, may raise anything
         if is_stop(error):
             raise
-        return RewardFailure(raised(error), last_frames(error))
+        return RewardFailure(error_text(error), last_frames(error))
 
 
 def _reward_of(value: Any) -> Result:
     if not isinstance(value, numbers.Real | np.bool_):
-        return RewardFailure(f"returned {shown(value)}, expected a finite number", advice=_advice(value))
+        return RewardFailure(f"returned {short_repr(value)}, expected a finite number", advice=_advice(value))
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if abs(number) <= _LARGEST:
         return number
-    return RewardFailure(f"returned {shown(value)}, expected a finite number between -1e38 and 1e38")
+    return RewardFailure(f"returned {short_repr(value)}, expected a finite number between -1e38 and 1e38")
 
 
 def _advice(value: Any) -> str:
-    """The advice for a value that is no number."""
+    """The advice for a value that is not a number."""
     if value is None:
         return "return a number on every path, since no response can be left out"
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.rewards import response_with
 from rljob_trainer.tasks.scoring import RewardFailure, Scorer
 from rljob_trainer.tasks.task import Task, shortened
-from rljob_trainer.tasks.user_code import shown
+from rljob_trainer.tasks.user_code import short_repr
 
 OnRewardError = Literal["Fail", "Zero"]
 
@@ -25,7 +25,7 @@ class StepRewards:
     """The rewards of all completions of a step."""
 
     rewards: list[float]
-    """In the order of the completions."""
+    """Rewards in the order of the completions."""
 
     failures: int = 0
     """Number of calls of the reward function that failed, and count as 0."""
@@ -41,7 +41,7 @@ def step_rewards(
     results: Sequence[float | RewardFailure | None],
     on_error: OnRewardError,
 ) -> StepRewards:
-    """The rewards. `results`: of `Scoring.results`. Raises `BadInput` for a failure unless `on_error` is Zero."""
+    """The rewards. `results`: those of `Scoring.results`. Raises `BadInput` for a failure unless `on_error` is Zero."""
     group_size = len(completions) // len(prompts)
     failures = {index: result for index, result in enumerate(results) if isinstance(result, RewardFailure)}
     rewards = [result if isinstance(result, float) else 0.0 for result in results]
@@ -129,9 +129,8 @@ def _response(text: str) -> Completion:
 def _unrewarded_message(task: Task, index: int, answer: Any, reward: float) -> str:
     advice = "check the function and task.answer, since the policy learns nothing if no response is rewarded"
     if not isinstance(answer, str):
-        advice = (
-            f'the answer is no text ({shown(answer)}), the function receives text: compare with str(record["answer"])'
-        )
+        found = short_repr(answer)
+        advice = f'the answer is not text ({found}), the function receives text: compare with str(record["answer"])'
     return (
         f"the reward function {task.reward.name} returned {reward:g} for the answer of prompt {index} of the task "
         f"{task.name}, no more than for an empty response; {advice}"

@@ -46,7 +46,7 @@ class Task:
     """Limit for each prompt, including special tokens."""
 
     seed: int
-    """Of the order of the items."""
+    """Seed of the order of the items."""
 
     kept: Sequence[int] | None = None
     """Indices of the items to train on; None: all."""

@@ -1,7 +1,7 @@
 """Imports the Python modules of a task from the directory of its manifest, which shadow no other module.
 
 Only what no installed package and no part of the standard library provides is imported from there. Otherwise an
-unrelated `numbers.py` or `datasets/` beside the manifest would replace a module that libraries import.
+unrelated `numbers.py` or `datasets/` next to the manifest would replace a module that libraries import.
 A module may limit the staleness of its rollouts.
 """
 
@@ -17,7 +17,7 @@ from types import ModuleType
 
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.user_code import is_stop, raised, shown, user_code
+from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
 
 class _ManifestDirectory(MetaPathFinder):
@@ -89,7 +89,7 @@ def _is_same_file(one: ModuleSpec, other: ModuleSpec) -> bool:
 
 
 def _cause(error: BaseException, name: str, directory: Path) -> str:
-    found = raised(error).removeprefix("raised ")
+    found = error_text(error).removeprefix("raised ")
     if isinstance(error, SystemExit):
         return f"it {found}; put what it runs as a program under if __name__ == '__main__':"
     if isinstance(error, ModuleNotFoundError):
@@ -98,10 +98,10 @@ def _cause(error: BaseException, name: str, directory: Path) -> str:
     other = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
     imported = other.__name__ if isinstance(other, ModuleType) else getattr(error, "name", None)
     if isinstance(error, ImportError | AttributeError) and imported:
-        beside = directory / f"{imported.partition('.')[0]}.py"
+        own_file = directory / f"{imported.partition('.')[0]}.py"
         used = getattr(sys.modules.get(imported), "__file__", None)
-        if beside.is_file() and used != str(beside.resolve()):
-            return f"{found}; {imported} is {used or 'built into Python'}, not {beside}: rename that file"
+        if own_file.is_file() and used != str(own_file.resolve()):
+            return f"{found}; {imported} is {used or 'built into Python'}, not {own_file}: rename that file"
     return f"{found}; correct that module"
 
 
@@ -127,7 +127,7 @@ def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
         module_name = reference.partition(":")[0]
         if type(limit) is not int or limit < 0:
             raise BadInput(
-                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {shown(limit)}; "
+                f"{field}: expected {_LIMIT} in {module_name} to be a whole number from 0, found {short_repr(limit)}; "
                 f"write {_LIMIT} = 0 to refuse stale rollouts, or remove it"
             )
         if requested > limit:

@@ -27,7 +27,7 @@ def user_code(subject: str) -> Iterator[None]:
     except BaseException as error:
         if is_stop(error) or isinstance(error, BadInput):
             raise
-        raise BadInput(f"{subject} {raised(error)}{_place(error)}") from error
+        raise BadInput(f"{subject} {error_text(error)}{_place(error)}") from error
 
 
 def is_stop(error: BaseException) -> bool:
@@ -35,10 +35,10 @@ def is_stop(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and type(error) is not KeyboardInterrupt
 
 
-def raised(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """`raised KeyError: 'answer'`, for messages."""
     if isinstance(error, SystemExit):
-        return f"called sys.exit({shown(error.code)})"
+        return f"called sys.exit({short_repr(error.code)})"
     try:
         text = str(error)
     except BaseException:
@@ -47,7 +47,7 @@ def raised(error: BaseException) -> str:
     return storable(f"raised {type(error).__name__}: {text}".removesuffix(": "))
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The `repr` of a value, shortened. Its class may refuse one."""
     try:
         text = repr(value)
@@ -59,10 +59,10 @@ def shown(value: object) -> str:
 def last_frames(error: BaseException) -> str:
     """The traceback of the user's code: its last frames, without those of this package that called it."""
     last = traceback.format_list(_frames(error)[-_LAST_FRAMES:])
-    return storable("".join(["Traceback (most recent call last):\n", *last, raised(error).removeprefix("raised ")]))
+    return storable("".join(["Traceback (most recent call last):\n", *last, error_text(error).removeprefix("raised ")]))
 
 
-def called(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+def call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
     """The result of the function, which may be an `async def`. All its calls share the event loop of this process."""
     result = function(*arguments, **options)
     return _runner().run(_awaited(result)) if inspect.isawaitable(result) else result

@@ -200,7 +200,7 @@ def sample_of_stats(stats: Mapping[str, Any]) -> MemorySample:
 
 
 class OutsideTorch:
-    """GPU memory of this process beside torch's allocator: the CUDA context, NCCL, cuBLAS, loaded kernels.
+    """GPU memory of this process outside torch's allocator: the CUDA context, NCCL, cuBLAS, loaded kernels.
 
     Create it before this process touches its GPU: memory in use by then counts as that of other processes.
     """

@@ -77,10 +77,10 @@ def take_account(message: str) -> MemoryFailure | None:
     """
     global _latest
     account, _latest = _latest, None
-    told = parse_message([message])
-    if account is None or account.requested_bytes is None or told is None or told.requested_bytes is None:
+    parsed = parse_message([message])
+    if account is None or account.requested_bytes is None or parsed is None or parsed.requested_bytes is None:
         return None
-    return account if math.isclose(told.requested_bytes, account.requested_bytes, rel_tol=_ROUNDED) else None
+    return account if math.isclose(parsed.requested_bytes, account.requested_bytes, rel_tol=_ROUNDED) else None
 
 
 @dataclass(slots=True)

@@ -46,10 +46,10 @@ class WeightBroadcaster:
     ) -> None:
         """Send every parameter to every engine. Afterwards the engines generate with weights `version`.
 
-        `named_parameters`: checkpoint names and full tensors. `engines`: Ray actor handles of `DisaggregatedEngine`;
-        empty on all ranks but the first, which only take part in gathering the parameters. `bucket_bytes`: approximate
-        size of the weights that are sent at once.
-        If it raises, the engines do not generate until a later call completes.
+        `named_parameters`: checkpoint names, and tensors of full shape. `engines`: Ray actor handles of
+        `DisaggregatedEngine`; empty on all ranks but the first, which only take part in gathering the parameters.
+        `bucket_bytes`: approximate size of the weights that are sent at once. If it raises, the engines do not generate
+        until a later call completes.
         """
         if not engines:
             for _ in named_parameters:
@@ -103,9 +103,9 @@ class WeightBroadcaster:
 
 
 _JOIN_SECONDS = 120.0
-"""For all members to join."""
+"""Time for all members to join."""
 _LONGEST_SECONDS = 3600.0
-"""For a broadcast. The deadline of the phase is earlier, unless it is disabled."""
+"""Limit of a broadcast. The deadline of the phase is earlier, unless it is disabled."""
 _POLL_SECONDS = 0.0005
 _WATCH_EVERY_SECONDS = 1.0
 _LEFT = "left"
@@ -141,7 +141,7 @@ class BroadcastGroup:
                 self._group = dist.ProcessGroupNCCL(store, rank, size, options)
 
     def broadcast(self, tensor: torch.Tensor, watch: Callable[[], None]) -> None:
-        """Send `tensor`, or receive into it. Returns when its memory may be used again.
+        """Send `tensor`, of any shape, or receive into it. Returns when its memory may be used again.
 
         `watch`: called every second; raises if waiting is useless. After any failure the group is unusable.
         """
@@ -162,7 +162,7 @@ class BroadcastGroup:
             raise
 
     def require_sender(self) -> None:
-        """In a receiver: raise `BroadcastInterrupted` if the sender has died or left the group."""
+        """Raise `BroadcastInterrupted` in a receiver if the sender has died or left the group."""
         try:
             left = self._store.check([_LEFT])
         except RuntimeError as error:
@@ -216,7 +216,7 @@ def served_store(host: str) -> TCPStore:
 
 
 def checksum(buffer: torch.Tensor) -> int:
-    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, one-dimensional."""
+    """Sum of the bytes as 32-bit words, and of the remaining bytes. `buffer`: uint8, [bytes]."""
     import torch
 
     whole = buffer.numel() // 4 * 4

@@ -39,7 +39,7 @@ class BucketLayout(WeightTransferUpdateInfo):
     shapes: list[list[int]]
 
     tensor_sizes: list[int]
-    """In bytes."""
+    """Size of each tensor in bytes."""
 
     def unpacked(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Views of the weights in `buffer` (uint8, one-dimensional), by name, in their shapes and dtypes."""
@@ -106,9 +106,9 @@ class BroadcastInitInfo(WeightTransferInitInfo):
 
     host: str
     port: int
-    """Of the policy's store."""
+    """Port of the policy's store."""
     rank: int
-    """Of this engine; that of the policy is 0."""
+    """Rank of this engine; that of the policy is 0."""
     size: int
 
 
@@ -117,7 +117,7 @@ class BroadcastUpdateInfo(BucketLayout):
     """One bucket of weights, which the policy broadcasts next."""
 
     checksum: int
-    """Of the bytes that are sent: NCCL would not report a library that it could not load."""
+    """Checksum of the bytes that are sent: NCCL would not report a library that it could not load."""
 
 
 class BroadcastWeightTransferEngine(LayerwiseEngine[BroadcastInitInfo, BroadcastUpdateInfo]):
@@ -134,6 +134,8 @@ class BroadcastWeightTransferEngine(LayerwiseEngine[BroadcastInitInfo, Broadcast
         self._group = BroadcastGroup(store, init_info.rank, init_info.size, "cuda" if on_gpu else "cpu")
 
     def receive_weights(self, update_info: BroadcastUpdateInfo) -> None:
+        """Receive a bucket of weights and load it. Raises `BroadcastInterrupted` without a group, or for other
+        bytes."""
         if self._group is None:
             raise BroadcastInterrupted("expected a group with the policy, found none: join_policy comes first")
         buffer = torch.empty(sum(update_info.tensor_sizes), dtype=torch.uint8, device=self.device)

@@ -18,7 +18,7 @@ NamedTensors = list[tuple[str, "torch.Tensor"]]
 
 
 def buckets(parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[NamedTensors]:
-    """Group parameters in order into buckets of at most `bucket_bytes`. A larger unit gets its own bucket.
+    """Group parameters of any shape in order into buckets of at most `bucket_bytes`. A larger unit has its own bucket.
 
     A unit (see `unit_of`) is never divided: vLLM keeps references to a bucket's memory until it has all weights of a
     fused layer, such as those of queries, keys and values. The next bucket may overwrite this memory.

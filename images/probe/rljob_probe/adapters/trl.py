@@ -14,7 +14,7 @@ from rljob_probe.adapters import Changes, divisor, guarded, say
 
 MODULE = "transformers.training_args"
 _LEAST_SHARE = 0.05
-"""Of vLLM's part of the GPU: less holds no model."""
+"""Smallest share of the GPU for vLLM: a model does not fit in less."""
 
 
 def patch(module: Any, changes: Changes) -> None:

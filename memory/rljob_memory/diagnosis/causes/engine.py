@@ -23,10 +23,11 @@ _DOING = {
     Activity.ENGINE_PROFILING: "for its profiling pass",
     Activity.ENGINE_WARM_UP: "for its warm-up",
 }
-_OF_THE_WEIGHTS = frozenset(
+_WEIGHT_ACTIVITIES = frozenset(
     {Activity.MODEL_LOAD, Activity.WEIGHT_SYNC, Activity.GATHERING, Activity.CHECKPOINT, Activity.OPTIMIZER}
 )
 _LITTLE_IN_USE = 0.1
+"""Share of the GPU below which unexplained memory does not point to another process."""
 
 
 def kv_cache_oversized(balance: Balance) -> Finding | None:
@@ -48,7 +49,7 @@ def kv_cache_oversized(balance: Balance) -> Finding | None:
         case FailureKind.ENGINE_WAKE:
             return _too_large_to_wake(balance)
     is_request = failure.is_of_the_gpu and failure.kind is not FailureKind.COMPILED
-    if is_request and failure.in_engine and failure.activity not in _OF_THE_WEIGHTS:
+    if is_request and failure.in_engine and failure.activity not in _WEIGHT_ACTIVITIES:
         activity = failure.activity
         weight = _ENGINES_WORK.get(activity, Weight.POSSIBLE) if activity else Weight.POSSIBLE
         if activity in ITS_START and balance.has_cache_for_the_request:
@@ -58,8 +59,8 @@ def kv_cache_oversized(balance: Balance) -> Finding | None:
         if balance.foreign_bytes() or balance.weights_fill_the_engine:
             weight = min(weight, Weight.FAINT)
         doing = (_DOING.get(activity) if activity else None) or "for its work"
-        beside = "Within its share of the GPU" if evidence.engine.kv_cache_bytes is None else "Next to its KV cache"
-        return Finding(weight, f"{beside} the engine had too little memory left {doing}", balance.requested_bytes)
+        place = "Within its share of the GPU" if evidence.engine.kv_cache_bytes is None else "Next to its KV cache"
+        return Finding(weight, f"{place} the engine had too little memory left {doing}", balance.requested_bytes)
     if failure.kind is not FailureKind.ALLOCATOR or failure.activity or failure.role or evidence.shows_a_trainer:
         return None
     return _by_its_traces(balance)
@@ -114,8 +115,8 @@ def _too_large_to_wake(balance: Balance) -> Finding:
         share = f"a share of {evidence.engine_share:.0%} of the GPU"
         return Finding(Weight.LIKELY, f"The engine woke with {share}, which did not fit next to the trainer's memory")
     freed = f" of {human_bytes(engine.freed_bytes)}" if engine.freed_bytes else ""
-    beside = f" next to {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
-    return Finding(Weight.POSSIBLE, f"The engine's memory{freed} no longer fit on the GPU when it woke{beside}")
+    in_use = f" next to {human_bytes(engine.still_in_use_bytes)} in use" if engine.still_in_use_bytes else ""
+    return Finding(Weight.POSSIBLE, f"The engine's memory{freed} no longer fit on the GPU when it woke{in_use}")
 
 
 FREED_NOTHING_BYTES = 256 * MIB

@@ -29,7 +29,7 @@ class Finding:
     weight: Weight
 
     message: str
-    """The cause as a sentence, with the numbers behind it."""
+    """Message about the cause, with its numbers."""
 
     excess_bytes: int = 0
     """Observed memory beyond what is expected; of two causes of the same weight, the larger one comes first."""

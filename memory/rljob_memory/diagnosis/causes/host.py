@@ -66,7 +66,7 @@ def _host_sizes(balance: Balance) -> str:
     return f": {sizes['wanted_bytes']} more did not fit" if "wanted_bytes" in sizes else ""
 
 
-_OF_SHARED_MEMORY = {
+_SHARED_MEMORY_MESSAGES = {
     FailureKind.SHARED_MEMORY: (Weight.CERTAIN, "/dev/shm is full"),
     FailureKind.SHARED_SEGMENT: (
         Weight.LIKELY,
@@ -88,7 +88,7 @@ def shared_memory(balance: Balance) -> Finding | None:
     failure, host = balance.failure, balance.evidence.host
     wanted = failure.sizes.get("wanted_bytes")
     more = f": {human_bytes(wanted)} more did not fit" if wanted is not None else ""
-    if known := _OF_SHARED_MEMORY.get(failure.kind):
+    if known := _SHARED_MEMORY_MESSAGES.get(failure.kind):
         return Finding(known[0], f"{known[1]}{more}")
     if failure.kind is not FailureKind.BUS_ERROR:
         return None

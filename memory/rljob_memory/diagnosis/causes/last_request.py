@@ -9,8 +9,10 @@ from rljob_memory.diagnosis.growth import arrived_state
 from rljob_memory.sizes import human_bytes
 
 _MOSTLY_FULL = 0.6
-_OF_THE_UPDATE = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
+"""Share of the GPU from which a single request is strong evidence."""
+_UPDATE_ACTIVITIES = frozenset({Activity.FORWARD, Activity.BACKWARD, Activity.LOGITS})
 _FULL_OF_TENSORS = 0.9
+"""Share of the GPU from which tensors fill it."""
 _SMALL_REQUEST = 0.1
 """Shares of the GPU: then the request is an ordinary one, and the tensors before it are the reason."""
 
@@ -67,7 +69,7 @@ def optimizer_state(balance: Balance) -> Finding | None:
         seen = f"were {held} in the second step; the first one, without the optimizer's state, fit"
         return Finding(Weight.LIKELY, f"Tensors {seen}", balance.tensors_bytes)
     expected = balance.expected
-    in_update = failure.activity is None or failure.activity in _OF_THE_UPDATE
+    in_update = failure.activity is None or failure.activity in _UPDATE_ACTIVITIES
     if expected is None or not balance.is_full_of_state or not in_update:
         return None
     return Finding(
@@ -85,7 +87,7 @@ def is_after_the_first_step(balance: Balance) -> bool:
     failure, device = balance.failure, balance.device
     if device is None or not device.total_bytes or device.allocated_bytes is None or failure.in_engine:
         return False
-    if failure.activity is not None and failure.activity not in _OF_THE_UPDATE:
+    if failure.activity is not None and failure.activity not in _UPDATE_ACTIVITIES:
         return False
     if balance.share(device.requested_bytes) > _SMALL_REQUEST or balance.engine_kv_cache_bytes:
         return False
@@ -117,6 +119,7 @@ _EMPTY_SHARE = 0.005
 _MUCH_FREE = 0.25
 """Share of the GPU that was free: then a small request failed for another reason than its size."""
 _NEARLY_FULL = 0.75
+"""Share of the GPU from which tensors nearly fill it."""
 
 
 def activation_spike(balance: Balance) -> Finding | None:

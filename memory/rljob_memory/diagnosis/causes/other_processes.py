@@ -10,13 +10,15 @@ from rljob_memory.diagnosis.balance import LARGEST_CONTEXT_BYTES, Balance, is_co
 from rljob_memory.diagnosis.causes.finding import Finding, Weight
 from rljob_memory.sizes import GIB, human_bytes
 
-_MOST, _MUCH = 0.5, 0.2
-"""Shares of the GPU that other processes hold."""
+_MUCH = 0.2
+"""Share of the GPU from which other processes are a likely cause."""
 _MUCH_AT_START = 0.1
-"""Share of the device: more than the driver and the engine's own context take before it starts."""
+"""Share of the GPU that is more than the driver and the engine's CUDA context take before the engine starts."""
 _TABLE_FULL = 0.9
+"""Share in use from which a table of `nvidia-smi` shows a full GPU."""
 _LARGE_PROCESS_BYTES = 4 * GIB
-_OF_THE_ENGINES_CHECKS = {
+"""Memory from which a process in such a table is too large for a bare CUDA context."""
+_FINDINGS_OF_ENGINE_CHECKS = {
     FailureKind.ENGINE_UNBALANCED: (
         Weight.LIKELY,
         "Before the engine loaded anything, one of its GPUs had much less free memory than the others",
@@ -39,24 +41,24 @@ def foreign_process(balance: Balance) -> Finding | None:
     job's own engine or policy.
     """
     failure = balance.failure
-    if failure.kind in _OF_THE_ENGINES_CHECKS:
-        return Finding(*_OF_THE_ENGINES_CHECKS[failure.kind])
+    if failure.kind in _FINDINGS_OF_ENGINE_CHECKS:
+        return Finding(*_FINDINGS_OF_ENGINE_CHECKS[failure.kind])
     match failure.kind:
         case FailureKind.ALLOCATOR:
-            return _beside_torch(balance)
+            return _outside_torch(balance)
         case FailureKind.ENGINE_START:
             return _before_the_engine(balance)
         case FailureKind.DRIVER | FailureKind.MATH_LIBRARY:
-            return _in_a_table(balance)
+            return _in_nvidia_smi_table(balance)
         case _:
             return None
 
 
-def _beside_torch(balance: Balance) -> Finding | None:
+def _outside_torch(balance: Balance) -> Finding | None:
     failure, evidence, device = balance.failure, balance.evidence, balance.device
     if evidence.siblings:
         return None  # other processes of the job use GPUs: they are not foreign
-    policy = balance.policy_beside_the_engine_bytes
+    policy = balance.policy_next_to_engine_bytes
     engine = 0 if balance.engine_is_in_the_process else balance.engine_bytes
     foreign = balance.foreign_bytes(known_bytes=policy + engine)
     if device is None or not device.total_bytes or not foreign:
@@ -77,11 +79,11 @@ def _beside_torch(balance: Balance) -> Finding | None:
         by_an_engine = False  # the process knows that no other process of its container uses a GPU
     if by_an_engine and not (balance.engine_holds_little and foreign > balance.sleeping_engine_bytes):
         weight = Weight.FAINT
-    besides = f", besides {human_bytes(policy)} of the policy" if policy else ""
+    of_policy = f", in addition to {human_bytes(policy)} of the policy" if policy else ""
     return Finding(
         weight,
         f"{human_bytes(foreign)} of the GPU's {human_bytes(device.total_bytes)} were held by other processes"
-        f"{besides}; {human_bytes(device.requested_bytes)} more did not fit",
+        f"{of_policy}; {human_bytes(device.requested_bytes)} more did not fit",
         excess,
         {"other_processes_bytes": foreign},
     )
@@ -98,7 +100,7 @@ def _before_the_engine(balance: Balance) -> Finding | None:
     return Finding(Weight.LIKELY, message, used, {"other_processes_bytes": used})
 
 
-def _in_a_table(balance: Balance) -> Finding | None:
+def _in_nvidia_smi_table(balance: Balance) -> Finding | None:
     """A message without numbers, and a table in which a GPU is full: it may also show the failing process itself."""
     failure, evidence = balance.failure, balance.evidence
     if failure.activity or failure.in_engine or evidence.shows_a_trainer:
@@ -116,19 +118,20 @@ def _in_a_table(balance: Balance) -> Finding | None:
 
 
 _SMALL_SHARE = 0.05
-"""Share of the GPU below which contexts do not explain that a larger request than they are found no room."""
+"""Share of the GPU below which contexts do not explain the failure of a request that is larger than all of them."""
 _ONE_SHARE = 0.02
-"""Share of the GPU below which a single context, smaller than the request, explains nothing: monitors have one too."""
+"""The same for a single context: a monitoring program has one too."""
 _MUCH_OF_RANKS, _MOST_OF_RANKS = 0.1, 0.4
+"""Shares of the GPU from which memory of other ranks is a possible and a likely cause."""
 _ALIKE = 1.25
-"""Most factor between contexts of one program. Other sizes are those of other programs, which a desktop has too."""
+"""Largest ratio of the contexts of one program. Other ratios are those of unrelated programs, as on a desktop."""
 
 
 def controller_context(balance: Balance) -> Finding | None:
     """Processes that only touched the GPU each hold a CUDA context on it."""
     failure, device = balance.failure, balance.device
     foreign = balance.foreign_bytes()
-    if balance.has_only_ranks_beside and balance.share(foreign) >= _MUCH_OF_RANKS and not failure.in_engine:
+    if balance.shares_with_ranks_only and balance.share(foreign) >= _MUCH_OF_RANKS and not failure.in_engine:
         return Finding(
             Weight.LIKELY if balance.share(foreign) >= _MOST_OF_RANKS else Weight.POSSIBLE,
             f"{human_bytes(foreign)} of the GPU belonged to other processes of the same job "
@@ -188,8 +191,9 @@ def contexts_on(weight: Weight, gpu: int, contexts: list[GpuProcess]) -> Finding
 
 
 _BELOW_THE_GPU = 0.99
-"""A limit of nearly all memory is none: torch names it even if the fraction is 1."""
+"""Share of the GPU below which a limit is a real one: torch prints a limit even if the process may use all memory."""
 _AT_THE_LIMIT = 0.98
+"""Share of the limit from which the process has reached it."""
 
 
 def gpu_memory_limit(balance: Balance) -> Finding | None:

@@ -98,7 +98,7 @@ def _most_of_the_last_request(balance: Balance) -> Weight:
 
 
 _WEIGHTS_BYTES = 4 * GIB
-"""More than what a sleeping engine keeps besides its weights."""
+"""More than what a sleeping engine keeps in addition to its weights."""
 _MANY_CONTEXTS = 3
 _EQUAL = 1.02
 

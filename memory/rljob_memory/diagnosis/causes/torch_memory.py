@@ -19,9 +19,9 @@ _LEAST_CACHE_SHARE = 0.03
 _LEAST_SHARE_OF_THE_GPU = 0.02
 """A smaller cache is what any allocator leaves, or a side effect on a GPU that something else has filled."""
 _MANY_TIMES = 8
-"""Least multiple of the request that the pieces of a small cache have together, if each of them is too small."""
+"""A cache of small pieces counts if its size is at least this multiple of the request."""
 _ENOUGH = 0.99
-"""Sizes are printed with two decimals."""
+"""Share of the request from which a cache is large enough: sizes in messages have only two decimals."""
 _WORTH_MENTIONING_BYTES = 512 * MIB
 
 
@@ -75,7 +75,7 @@ def fragmentation(balance: Balance) -> Finding | None:
     )
 
 
-_BY_THE_DRIVER = {
+_DRIVER_REQUESTS = {
     FailureKind.ENGINE_WAKE: Weight.LIKELY,
     FailureKind.NCCL: Weight.POSSIBLE,
     FailureKind.MATH_LIBRARY: Weight.FAINT,
@@ -98,8 +98,8 @@ def allocator_cache(balance: Balance) -> Finding | None:
             return None
         has_a_policy = evidence.shows_a_trainer or evidence.plan is not None or balance.policy_cache_bytes
         weight = Weight.POSSIBLE if has_a_policy else Weight.FAINT
-    elif failure.kind in _BY_THE_DRIVER:
-        weight = _BY_THE_DRIVER[failure.kind]
+    elif failure.kind in _DRIVER_REQUESTS:
+        weight = _DRIVER_REQUESTS[failure.kind]
         if failure.activity is Activity.KV_CACHE or evidence.shows_an_engines_start:
             weight = Weight.FAINT  # it was allocating its memory, not mapping it again
         elif failure.kind is FailureKind.ENGINE_WAKE and (evidence.engine_share or 0.0) >= LARGE_ENGINE_SHARE:
@@ -108,7 +108,7 @@ def allocator_cache(balance: Balance) -> Finding | None:
             return None
     else:
         return None
-    what, cache = _sentence(failure.kind.meaning), balance.policy_cache_bytes
+    what, cache = _capitalized(failure.kind.meaning), balance.policy_cache_bytes
     if growth := cache_growth(evidence.series):
         grown = _grown("Memory reserved by the policy's torch", growth)
         numbers = {"reserved_first_bytes": growth.trend.first_bytes, "reserved_last_bytes": growth.trend.last_bytes}
@@ -129,7 +129,7 @@ _TITLES = {
     Measure.RESERVED: "Memory reserved by torch",
 }
 _LARGE_GROWTH_SHARE = 0.3
-"""Of the memory at the end: then the growth explains all of it."""
+"""Share of the memory at the end from which the growth explains all of it."""
 _FEW_VALUES = 8
 
 
@@ -140,7 +140,7 @@ def retained_graph(balance: Balance) -> Finding | None:
     grow steadily.
     """
     failure = balance.failure
-    asks_the_driver = failure.kind in _BY_THE_DRIVER or failure.kind is FailureKind.NO_MESSAGE
+    asks_the_driver = failure.kind in _DRIVER_REQUESTS or failure.kind is FailureKind.NO_MESSAGE
     if not asks_the_driver and not failure.is_of_the_gpu:
         return None
     if not balance.growths:
@@ -170,18 +170,18 @@ def retained_graph(balance: Balance) -> Finding | None:
         {
             "allocated_first_bytes": trend.first_bytes,
             "allocated_last_bytes": trend.last_bytes,
-            "growth_a_sample_bytes": trend.mean_growth_bytes,
+            "growth_per_sample_bytes": trend.mean_growth_bytes,
             "samples": trend.values,
         },
     )
 
 
 _GROWS_IN_HEALTH = re.compile(r"load|init|creat|build|shard|layer|warm|max|peak", re.IGNORECASE)
-"""In the name of a figure: memory that grows while a model is made, or a peak, which never falls."""
+"""Searched in the name of a figure: memory that grows while a model is made, or a peak, which never falls."""
 
 
 def growth_alone(evidence: CollectedEvidence) -> Finding | None:
-    """Memory in tensors that has grown a lot, in a log without a failure: people post it before or instead of one."""
+    """Memory in tensors that has grown a lot, in a log that contains no failure."""
     policies = [series for series in evidence.series if series.is_policy and not _GROWS_IN_HEALTH.search(series.name)]
     growths = [(growth, series) for series in policies if (growth := large_growth(series))]
     if not growths:
@@ -204,5 +204,5 @@ def _grown(what: str, growth: PastGrowth) -> str:
     return f"{what} grew from {first} to {last} over {trend.values} samples"
 
 
-def _sentence(clause: str) -> str:
+def _capitalized(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}"

@@ -80,8 +80,8 @@ WEIGHT_EXPORT = Family(
 
 # vLLM's sleep mode during the update. Levels 1 and 2 free the same GPU memory; level 2 keeps no weights on the host.
 #
-# Acts on EngineNotAsleep, on every failure of the policy beside an awake engine, and, from level 1 to 2, on HostMemory.
-# Costs the wake-up, well under a second (vLLM, sleep mode).
+# Acts on EngineNotAsleep, on every failure of the policy next to an awake engine, and, from level 1 to 2, on
+# HostMemory. Costs the wake-up, well under a second (vLLM, sleep mode).
 
 _HELPED_BY_SLEEP = frozenset(
     {
@@ -107,7 +107,7 @@ def _rollout_sleep(case: Case) -> Change | None:
 ROLLOUT_SLEEP = Family("rollout_sleep", _HELPED_BY_SLEEP, "RespawnRole", "rollout", _rollout_sleep)
 
 
-# The engine's KV cache. Acts on KVCacheOversized, and on every failure beside a KV cache that is awake.
+# The engine's KV cache. Acts on KVCacheOversized, and on every failure next to a KV cache that is awake.
 #
 # A smaller cache costs throughput of the rollout phase once it holds fewer sequences than the step has.
 
@@ -123,6 +123,7 @@ _HELPED_BY_SMALLER_KV_CACHE = frozenset(
 )
 _LEAST_SHRINK = 0.25
 _MARGIN = 1.05
+"""Factor on a calculated size, because other trainers round shares of the GPU."""
 
 
 def _kv_cache(case: Case) -> Change | None:

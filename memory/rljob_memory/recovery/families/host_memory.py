@@ -20,6 +20,7 @@ from rljob_memory.sizes import MIB, human_bytes
 
 _GROWTH = 1.5
 _PREDICTION_GROWTH = 2
+"""Factors on the present limit, and on the predicted size as an upper bound."""
 _ACTS_ON = frozenset({FailureClass.HOST_MEMORY, FailureClass.SHARED_MEMORY})
 _LEVEL: RemedyLevel = "ReplacePods"
 
@@ -89,7 +90,7 @@ def _wanted_limit_bytes(before: int, case: Case) -> int:
     if case.setup and case.role != "controller":
         predicted = budget(case.setup, case.plan).peak("host", pod=case.pod)
     wanted = max(before * _GROWTH, before + (case.need_bytes or 0), predicted)
-    return ceil(wanted / MIB) * MIB  # as a whole quantity, for people
+    return ceil(wanted / MIB) * MIB  # as a readable quantity
 
 
 def _workers_bound(case: Case) -> str | None:

@@ -30,5 +30,5 @@ def main(title: str, folder: Path) -> int:
 if __name__ == "__main__":
     exit_code = main(sys.argv[1], Path(sys.argv[2]))
     sys.stdout.flush()
-    # At once: an engine, or NCCL, that ran out of memory may wait for ever for its own threads.
+    # At once: an engine, or NCCL, that ran out of memory may wait forever for its own threads.
     os._exit(exit_code)

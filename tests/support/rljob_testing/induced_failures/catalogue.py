@@ -20,7 +20,7 @@ class NotPossibleHere(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FailingProgram:
     """A program that runs out of memory on purpose."""
 
     failure_class: FailureClass
@@ -39,7 +39,7 @@ class Program:
         return f"{self.failure_class}.{self.name}"
 
 
-_PROGRAMS: dict[str, Program] = {}
+_PROGRAMS: dict[str, FailingProgram] = {}
 
 
 def induces(
@@ -52,14 +52,14 @@ def induces(
     """Register the decorated function as a program that fails with `failure_class`."""
 
     def enter(run: Callable[[Path], None]) -> Callable[[Path], None]:
-        program = Program(failure_class, run.__name__, run, seconds, variables or {}, needs_gpu)
+        program = FailingProgram(failure_class, run.__name__, run, seconds, variables or {}, needs_gpu)
         _PROGRAMS[program.title] = program
         return run
 
     return enter
 
 
-def programs() -> list[Program]:
+def programs() -> list[FailingProgram]:
     """All programs, class by class."""
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)

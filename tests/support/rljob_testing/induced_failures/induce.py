@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rljob_testing.induced_failures.card import LOCK_VARIABLE, SECONDS_VARIABLE
-from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, Program
+from rljob_testing.induced_failures.catalogue import SKIPPED_EXIT_CODE, FailingProgram
 from rljob_testing.induced_failures.recorded_evidence import pack
 from rljob_testing.machine import run_for
 
 DIAGNOSE_SECONDS = 60
 LONGEST_SECONDS = 300
-"""Of a program, with its wait for the GPU."""
+"""Maximum duration of a program, with its wait for the GPU."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -36,7 +36,7 @@ class Row:
     note: str = ""
 
 
-def induce(program: Program, output: Path) -> Row:
+def induce(program: FailingProgram, output: Path) -> Row:
     """Run `program` and diagnose its evidence. Problems go into the row."""
     folder = output / "failures" / str(program.failure_class) / program.name
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def induce(program: Program, output: Path) -> Row:
     return Row(row.induced, row.program, "failed", seconds, diagnoses)
 
 
-def run(program: Program, folder: Path, lock: Path) -> int | None:
+def run(program: FailingProgram, folder: Path, lock: Path) -> int | None:
     """Exit code of the program; None if it was killed because it took too long."""
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     environment |= {LOCK_VARIABLE: str(lock), SECONDS_VARIABLE: str(program.seconds), **program.variables}

@@ -31,7 +31,7 @@ _RESOURCES = {
 _GROUPS = {plural: group for group, plurals in _RESOURCES.items() for plural in plurals.split()}
 
 
-class ApiError(Exception):
+class RequestRefused(Exception):
     """A refusal of the API server: HTTP status, reason (`Invalid`, `Forbidden`, …) and message."""
 
     def __init__(self, status: int, body: Object) -> None:
@@ -45,16 +45,18 @@ class ApiError(Exception):
         super().__init__(f"{status} {self.reason}: {self.message}")
 
 
-def refusal(call: Callable[Parameters, object], *args: Parameters.args, **kwargs: Parameters.kwargs) -> ApiError | None:
+def refusal(
+    call: Callable[Parameters, object], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> RequestRefused | None:
     """The API server's refusal of `call`; None if it was allowed."""
     try:
         call(*args, **kwargs)
-    except ApiError as error:
+    except RequestRefused as error:
         return error
     return None
 
 
-class ApiClient:
+class ResourceClient:
     """One identity at one API server. Resources have their plural names: `api.get("pods", "name", "namespace")`."""
 
     def __init__(self, url: str, context: ssl.SSLContext, token: str | None = None) -> None:
@@ -75,9 +77,9 @@ class ApiClient:
             context.load_cert_chain(pair.name)
         return cls(cluster["server"], context)
 
-    def as_token(self, token: str, ca: Path) -> ApiClient:
+    def as_token(self, token: str, ca: Path) -> ResourceClient:
         """The same API server with another identity."""
-        return ApiClient(self.url, ssl.create_default_context(cafile=str(ca)), token)
+        return ResourceClient(self.url, ssl.create_default_context(cafile=str(ca)), token)
 
     def get(self, resource: str, name: str, namespace: str | None = None) -> Object:
         return self.request("GET", _path(resource, namespace, name))
@@ -86,7 +88,7 @@ class ApiClient:
         """The object; None if it does not exist."""
         try:
             return self.get(resource, name, namespace)
-        except ApiError as error:
+        except RequestRefused as error:
             if error.status == 404:
                 return None
             raise
@@ -150,7 +152,7 @@ class ApiClient:
         answer = self._http.request(method, path, json=body, params=params, headers=headers)
         data: Object = answer.json() if answer.headers["content-type"].startswith("application/json") else {}
         if answer.is_error:
-            raise ApiError(answer.status_code, data or {"message": answer.text})
+            raise RequestRefused(answer.status_code, data or {"message": answer.text})
         return data
 
     def _patch(

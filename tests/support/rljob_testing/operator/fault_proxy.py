@@ -71,7 +71,7 @@ _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: 
 
 
 @dataclass(slots=True)
-class Fault:
+class RequestFault:
     """A fault for requests with these `verbs` and `resources` (empty: all), at most `times`."""
 
     status: int | None
@@ -113,7 +113,7 @@ class FaultProxy:
     ca: Path
     port: int
     requests: list[RecordedRequest] = field(default_factory=list)
-    _faults: list[Fault] = field(default_factory=list)
+    _faults: list[RequestFault] = field(default_factory=list)
     _watches: list[_Watch] = field(default_factory=list)
     _after_change: Callable[[RecordedRequest], None] | None = None
     _versions: dict[tuple[str, str, str], str] = field(default_factory=dict)
@@ -136,9 +136,9 @@ class FaultProxy:
         times: int | None = None,
         retry_after_seconds: int | None = None,
         after_passing: bool = False,
-    ) -> Iterator[Fault]:
+    ) -> Iterator[RequestFault]:
         """Inject the fault within the block; its `hits` count the affected requests."""
-        fault = Fault(
+        fault = RequestFault(
             status, frozenset(verbs), frozenset(resources), namespace, times, retry_after_seconds, after_passing
         )
         self._faults.append(fault)
@@ -231,7 +231,7 @@ class FaultProxy:
         return answer
 
     async def _pass(
-        self, incoming: web.BaseRequest, request: RecordedRequest, fault: Fault | None
+        self, incoming: web.BaseRequest, request: RecordedRequest, fault: RequestFault | None
     ) -> web.StreamResponse:
         headers = {name: value for name, value in incoming.headers.items() if name.lower() not in _HOP_BY_HOP}
         body = await incoming.read()
@@ -266,7 +266,7 @@ class FaultProxy:
             watch.closed = True
         return answer
 
-    async def _fail(self, request: RecordedRequest, fault: Fault) -> web.StreamResponse:
+    async def _fail(self, request: RecordedRequest, fault: RequestFault) -> web.StreamResponse:
         if fault.status is None:
             while fault in self._faults:
                 await asyncio.sleep(0.1)

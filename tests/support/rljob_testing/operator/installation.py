@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.repository import CHART
 
 RELEASE = "rljob-operator"
@@ -33,7 +33,7 @@ def rendered_rights(
 
 
 def install(
-    api: ApiClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
+    api: ResourceClient, helm: Path, namespace: str, job_namespaces: Iterable[str] = (), *, diagnose_pods: bool = False
 ) -> str:
     """Create the namespace, apply the permissions, and return a token of the operator's ServiceAccount."""
     api.create("namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
@@ -48,7 +48,7 @@ def _plural(kind: str) -> str:
     return f"{kind.lower().removesuffix('y')}ies" if kind.endswith("y") else f"{kind.lower()}s"
 
 
-def token_of(api: ApiClient, namespace: str, service_account: str, pod: dict[str, Any] | None = None) -> str:
+def token_of(api: ResourceClient, namespace: str, service_account: str, pod: dict[str, Any] | None = None) -> str:
     """A token of the ServiceAccount, valid for an hour. `pod`: bound to this pod, as a kubelet mounts it."""
     spec: dict[str, Any] = {"expirationSeconds": 3600}
     if pod is not None:

@@ -20,7 +20,7 @@ import httpx
 import psutil
 import yaml
 
-from rljob_testing.operator.api_client import ApiClient, ApiError
+from rljob_testing.operator.api_client import RequestRefused, ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy, RecordedRequest
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.patience import EFFECT_SECONDS, PATIENCE_SECONDS, Deadline
@@ -205,17 +205,17 @@ KILLED_EFFECT_SECONDS = 3 * EFFECT_SECONDS
 """Limit for one effect of an operator that is killed after each change: it starts a dozen times before."""
 
 
-def forget_leader(api: ApiClient, namespace: str = OPERATOR_NAMESPACE) -> None:
+def forget_leader(api: ResourceClient, namespace: str = OPERATOR_NAMESPACE) -> None:
     """Delete the Lease of a killed leader, which would block other replicas for 15 s."""
     for lease in api.list("leases", namespace):
         try:
             api.delete("leases", lease["metadata"]["name"], namespace)
-        except ApiError as error:
+        except RequestRefused as error:
             if error.status != 404:  # `kept_running` deletes it too
                 raise
 
 
-def restart(operator: OperatorProcess, api: ApiClient) -> None:
+def restart(operator: OperatorProcess, api: ResourceClient) -> None:
     """Kill the operator and start it again."""
     operator.kill()
     forget_leader(api)
@@ -223,7 +223,7 @@ def restart(operator: OperatorProcess, api: ApiClient) -> None:
 
 
 @contextmanager
-def kept_running(operator: OperatorProcess, api: ApiClient, namespace: str = OPERATOR_NAMESPACE) -> Iterator[None]:
+def kept_running(operator: OperatorProcess, api: ResourceClient, namespace: str = OPERATOR_NAMESPACE) -> Iterator[None]:
     """Restart the operator if it loses its Lease, as a kubelet would: an API server that shares two busy cores with all
     other tests may not answer for 10 s.
     """
@@ -232,7 +232,7 @@ def kept_running(operator: OperatorProcess, api: ApiClient, namespace: str = OPE
     def keep() -> None:
         while not done.wait(0.2):
             if operator.lost_its_lease:
-                with suppress(httpx.TransportError, ApiError):  # the API server may be away, or starting
+                with suppress(httpx.TransportError, RequestRefused):  # the API server may be away, or starting
                     forget_leader(api, namespace)
                     operator.revive()
 
@@ -246,7 +246,7 @@ def kept_running(operator: OperatorProcess, api: ApiClient, namespace: str = OPE
 
 
 @contextmanager
-def killed_after_each_change(operator: OperatorProcess, proxy: FaultProxy, api: ApiClient) -> Iterator[list[str]]:
+def killed_after_each_change(operator: OperatorProcess, proxy: FaultProxy, api: ResourceClient) -> Iterator[list[str]]:
     """Within the block, kill the operator after each change that it makes, and restart it. Yields those changes."""
     kills: list[str] = []
     stopping = threading.Event()

@@ -14,7 +14,7 @@ import httpx
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator import labels
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient, ApiError
+from rljob_testing.operator.api_client import RequestRefused, ResourceClient
 
 Pod = dict[str, Any]
 
@@ -29,7 +29,7 @@ class SimulatedKubelet:
     move only on request.
     """
 
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: ResourceClient) -> None:
         self._api = api
         self._namespaces: set[str] = set()
         self._stop = threading.Event()
@@ -147,7 +147,7 @@ def _only_own_mistakes() -> Iterator[None]:
     """Ignore errors about pods that are gone or changed, and about an API server that is starting."""
     try:
         yield
-    except ApiError as error:
+    except RequestRefused as error:
         if error.status in (400, 422):
             raise
 

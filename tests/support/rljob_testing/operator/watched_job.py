@@ -11,7 +11,7 @@ from rljob_api.termination_message import TerminationMessage
 from rljob_operator.labels import TRAINER_FIELD_MANAGER
 from rljob_operator.names import controller_pod_name, worker_pod_name
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.simulated_kubelet import Pod, SimulatedKubelet
 from rljob_testing.patience import EFFECT_SECONDS, eventually
 
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 class WatchedJob:
     """An RLJob by namespace and name. Awaited states must be reached within EFFECT_SECONDS."""
 
-    api: ApiClient
+    api: ResourceClient
     kubelet: SimulatedKubelet
     namespace: str
     name: str = "job"
@@ -56,8 +56,8 @@ class WatchedJob:
 
     def end_controller(self, exit_code: int, step: int = 10, **ending: Any) -> None:
         """End the controller pod as the trainer does, with a termination message."""
-        sentence = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
-        message = TerminationMessage(exit_code=exit_code, message=sentence, step=step)
+        text = ExitCode(exit_code).meaning if exit_code in list(ExitCode) else "killed"
+        message = TerminationMessage(exit_code=exit_code, message=text, step=step)
         pod = self.api.get("pods", controller_pod_name(self.name), self.namespace)
         self.kubelet.end(pod, exit_code, message=message, **ending)
 

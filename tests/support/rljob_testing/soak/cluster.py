@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rljob_cluster.api_client import ApiClient, admin_client
+from rljob_cluster.api_client import StartupClient, admin_client
 from rljob_cluster.layout import ClusterLayout
 from rljob_testing.cluster import NAMESPACE as OPERATOR_NAMESPACE
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
@@ -34,7 +34,7 @@ class SoakCluster:
     """This machine's cluster, as its administrator."""
 
     layout: ClusterLayout
-    api: ApiClient
+    api: StartupClient
 
     @classmethod
     def of_this_machine(cls) -> SoakCluster:

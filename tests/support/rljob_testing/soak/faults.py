@@ -89,7 +89,7 @@ _OTHER_PROGRAMS = ("coredns", "kube-controller-manager", "kube-proxy", "kube-sch
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedSoakFault:
     """A fault that was injected."""
 
     kind: FaultKind
@@ -111,14 +111,14 @@ class _Target:
     """Called with the seconds that the target stays away."""
 
 
-def inject(planned: PlannedFault, cluster: SoakCluster) -> Fault | None:
+def inject(planned: PlannedFault, cluster: SoakCluster) -> InjectedSoakFault | None:
     """Inject the fault, and return when it is done; None if it has no target."""
     target = choose(_TARGETS[planned.kind](cluster), planned.draw)
     if target is None:
         return None
     unfinished = (job["metadata"]["name"] for job in cluster.jobs() if not finished(job))
     jobs = (target.job,) if target.job else tuple(unfinished)
-    fault = Fault(planned.kind, time.time(), target.name, jobs)
+    fault = InjectedSoakFault(planned.kind, time.time(), target.name, jobs)
     target.inject(planned.away_seconds)
     return fault
 

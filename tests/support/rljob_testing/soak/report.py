@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_client.run_directory.records import FaultRecord, StepRecord
 from rljob_testing.cluster import condition, holds, status
-from rljob_testing.soak.faults import Fault
+from rljob_testing.soak.faults import InjectedSoakFault
 from rljob_testing.soak.jobs import JobOutcome
 
 _MAY_GROW_BYTES = 64 << 20
@@ -26,7 +26,7 @@ class Footprint:
     """Disk and memory in use."""
 
     disk_bytes: int
-    """Of nodes and volumes."""
+    """Bytes on disk of nodes and volumes."""
     operator_bytes: int
     """Resident memory of the operator's process."""
 
@@ -43,14 +43,14 @@ class Soak:
     seconds: float
     """Duration of the whole soak."""
     outcomes: Sequence[JobOutcome]
-    faults: Sequence[Fault]
+    faults: Sequence[InjectedSoakFault]
     before: Footprint
     after: Footprint
     leaks: Sequence[str]
     """Leaks that remained minutes after the last job was deleted."""
     kubernetes: str
     hostile_objects: Mapping[str, int] = field(default_factory=dict)
-    """Objects that a hostile tenant stored meanwhile, by kind; empty without one."""
+    """Objects that a hostile tenant stored during the soak, by kind; empty without one."""
 
 
 def problems(soak: Soak) -> list[str]:
@@ -94,7 +94,7 @@ def row(soak: Soak) -> Row:
     }
 
 
-def seconds_to_next_step(fault: Fault, outcomes: Iterable[JobOutcome]) -> float | None:
+def seconds_to_next_step(fault: InjectedSoakFault, outcomes: Iterable[JobOutcome]) -> float | None:
     """Seconds from the fault until the last job that it may have disturbed commits a step.
 
     Includes other faults in between. None if no such job had a step left to commit.

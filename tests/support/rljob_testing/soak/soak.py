@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 
 from rljob_testing.hostile_tenant import HostileObject, Victim, hostile_objects
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.soak import processes
 from rljob_testing.soak.cluster import ApiServerAway, Object, SoakCluster
-from rljob_testing.soak.faults import Fault, PlannedFault, inject, planned_faults
+from rljob_testing.soak.faults import InjectedSoakFault, PlannedFault, inject, planned_faults
 from rljob_testing.soak.jobs import JobStream
 from rljob_testing.soak.leaks import find_leaks, used_bytes
 from rljob_testing.soak.report import Footprint, Soak
@@ -59,7 +59,7 @@ class HostileTenant:
     def run(self) -> Counter[str]:
         """Returns `stored` when the namespace is empty and being deleted. Raises ApiServerAway."""
         self.cluster.kubectl("apply", "-f", "-", manifest=_TENANT, namespace=TENANT_NAMESPACE)
-        api = ApiClient.from_kubeconfig(self.cluster.layout.kubeconfig)
+        api = ResourceClient.from_kubeconfig(self.cluster.layout.kubeconfig)
         for batch in itertools.count():
             if time.monotonic() > self.ends:
                 break
@@ -88,14 +88,14 @@ class HostileTenant:
         latest = max(metadata, key=lambda found: found["creationTimestamp"], default={"name": "none", "uid": "none"})
         return Victim(latest["name"], latest["uid"])
 
-    def _store(self, api: ApiClient, hostile: HostileObject, batch: int) -> None:
+    def _store(self, api: ResourceClient, hostile: HostileObject, batch: int) -> None:
         text = hostile.text.replace('"hostile-', f'"hostile-{batch}-', 1)
         with suppress(httpx.HTTPError):  # the API server is away, as faults have it
             if api.post_text(hostile.path(TENANT_NAMESPACE), text) == 201:
                 self.stored[hostile.kind] += 1
 
     def _delete_all(self) -> None:
-        """Best effort: a busy API server takes long for so many large objects, and the namespace goes at the end."""
+        """Best effort: a busy API server takes long for many large objects, and the namespace goes at the end."""
         for plural in _PLURALS:
             with suppress(ApiServerAway):
                 self.cluster.delete(plural, "--all", "--request-timeout=60s", namespace=TENANT_NAMESPACE)
@@ -122,7 +122,7 @@ class SoakSettings:
     folder: Path
     """Folder for the status and ledger of each job."""
     hostile_tenant: bool = False
-    """Let a tenant store hostile objects in another namespace meanwhile."""
+    """Let a tenant store hostile objects in another namespace during the block."""
 
 
 def run_soak(settings: SoakSettings, cluster: SoakCluster, log: Callable[[str], None]) -> Soak:
@@ -170,7 +170,7 @@ def _streams(settings: SoakSettings, cluster: SoakCluster, ends: float, log: Cal
 
 def _inject_all(
     planned: Sequence[PlannedFault], began: float, cluster: SoakCluster, log: Callable[[str], None]
-) -> list[Fault]:
+) -> list[InjectedSoakFault]:
     faults = []
     for fault in planned:
         time.sleep(max(0.0, began + fault.at_seconds - time.monotonic()))

@@ -82,7 +82,7 @@ def test_a_job_without_a_failure_gets_a_message(healthy: str) -> None:
     assert output.startswith("No out-of-memory failure found in")
 
 
-def test_the_exit_code_tells_a_failure_if_asked(healthy: str) -> None:
+def test_the_exit_code_reports_a_failure_if_requested(healthy: str) -> None:
     assert invoke(str(FRAGMENTED))[0] == 0
     assert invoke(str(FRAGMENTED), "--exit-code")[0] == 1
     assert invoke(healthy, "--exit-code")[0] == 0
@@ -166,7 +166,7 @@ def test_a_run_that_failed_for_another_reason_names_it(
 
 
 @pytest.mark.parametrize("content", ["torn {", "[]", "{}", '"text"'])
-def test_a_summary_that_is_none_changes_nothing(tmp_path: Path, content: str) -> None:
+def test_an_invalid_summary_changes_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     assert "another reason" not in invoke(str(tmp_path))[1]
 

@@ -118,7 +118,7 @@ def test_a_run_directory_is_read_as_a_whole(tmp_path: Path) -> None:
     assert evidence.versions == {"torch": "2.11.0"}
     best = diagnose(evidence)[0]
     assert best.failure_class is FailureClass.RETAINED_GRAPH
-    assert best.numbers["growth_a_sample_bytes"] == 256 * MIB
+    assert best.numbers["growth_per_sample_bytes"] == 256 * MIB
 
 
 def test_only_the_end_of_a_long_memory_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ LISTED = BESIDE.model_copy(update={"others": [GpuProcess(pid=7, used_bytes=40 * 
         (beside(), "other processes, and the driver", 41),
         (
             failing(BESIDE.model_copy(update={"process_bytes": None}), role="policy"),
-            "unexplained: other processes, or this one beside torch",
+            "unexplained: other processes, or this one outside torch",
             42,
         ),
         (failing(LISTED), "process 7", 40),

@@ -48,7 +48,7 @@ RECORDED = recorded_failures()
 
 
 def traceback_of(frames: list[str], *, process: float = 78.61) -> str:
-    """A traceback, and a failure on a GPU of which the process holds so many GiB."""
+    """A traceback, and a failure on a GPU of which the process holds this many GiB."""
     parts = [frame.partition(" in ") for frame in frames]
     stack = [f'  File "{file}", line 1, in {function}' for file, _, function in parts]
     message = torch_message(1.16, total=79.11, free=0.45, process=process, allocated=process - 4, cached=0.09)
@@ -133,7 +133,7 @@ def test_other_memory_and_a_steady_climb_outweigh_the_stack(activity: str) -> No
 
 @pytest.mark.parametrize("excerpt", public_failures(), ids=lambda excerpt: f"{excerpt['set']}/{excerpt['name']}")
 def test_the_first_diagnosis_of_a_thread_is_as_labelled(excerpt: dict[str, Any]) -> None:
-    """Of a known miss, it is the class that is diagnosed today."""
+    """The label of a known miss is the class that is diagnosed today."""
     best = next(iter(diagnoses_of(excerpt["text"])), None)
     expected = [excerpt["miss"]] if "miss" in excerpt else excerpt["label"] or [None]
     assert (str(best.failure_class) if best else None) in expected

@@ -45,7 +45,7 @@ ON_A_CPU = Memory(
 
 
 def leaking(grown: int) -> MemorySample:
-    """After tensors have grown by so many bytes."""
+    """The sample after tensors have grown by this many bytes."""
     return Memory(
         allocated_bytes=10 * GIB + grown,
         reserved_bytes=11 * GIB + grown,

@@ -82,7 +82,7 @@ def test_the_next_change_stores_the_restored_budget() -> None:
     assert len(state.changes) == 3
 
 
-def test_changes_of_attempts_before_a_resumption_are_no_loop() -> None:
+def test_changes_before_a_resumption_do_not_count_as_a_loop() -> None:
     state = RecoveryState(FIRST_PLAN, 100)
     for _ in range(3):
         state = after(state, changed_at(5), committed_step=4)

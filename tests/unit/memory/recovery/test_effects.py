@@ -1,4 +1,4 @@
-"""Expected effects of changes against measurements, their observed effects, and how both are told."""
+"""Expected effects of changes against measurements, their observed effects, and the messages about both."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ FOUR_LAYERS = ModelShape(
 )
 MEASURED_JOB = Setup(Workload(16, 16, 16, 256), FOUR_LAYERS, replace(H200, layers_compiled=False))
 PEAK_WITH_16384_TOKENS, PEAK_WITH_8192_TOKENS = 90_457_448_960, 60_895_002_624
-"""Bytes allocated, and reserved, in an update with so many tokens' logits at a time."""
+"""Bytes allocated, and reserved, in an update that computes the logits of this many tokens at a time."""
 IN_THE_FORWARD_PASS = 142_034_568_479
-"""Bytes allocated with 256 sequences of 257 tokens at once, when a tensor of logits was requested beside three."""
+"""Bytes allocated with 256 sequences of 257 tokens at once, when a fourth tensor of logits was requested."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_activations_and_logits_of_a_token() -> None:
     assert 256 * 257 * each == pytest.approx(kept, rel=0.1)
 
 
-def test_a_bucket_is_there_once_in_the_policy_and_twice_in_the_engine() -> None:
+def test_a_bucket_counts_once_in_the_policy_and_twice_in_the_engine() -> None:
     spike = failure(diagnosis("WeightSyncSpike"), phase="sync")
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 512 << 20})
     remedy = change_after(spike, plan, constraints(setup=MEASURED_JOB))
@@ -185,11 +185,11 @@ def made(setting: str, before: str, after: str, **more: Any) -> PlanChange:
 
 
 def test_a_failure_names_its_process_place_cause_and_numbers() -> None:
-    told = messages.out_of_memory_message
-    assert told("policy", 3, "update", 7, SPIKE) == (
+    message = messages.out_of_memory_message
+    assert message("policy", 3, "update", 7, SPIKE) == (
         "policy rank 3 in update, step 7: ActivationSpike (2.00 GiB requested, 1.00 GiB free)"
     )
-    assert told("controller", 0, None, 7, FRAGMENTED) == (
+    assert message("controller", 0, None, 7, FRAGMENTED) == (
         "the controller at startup, step 7: Fragmentation (6.00 GiB reserved but unusable, 2.00 GiB requested)"
     )
     pressure = MemoryPressure(diagnosis=diagnosis("RetainedGraph"), role="policy", steps_left=12)

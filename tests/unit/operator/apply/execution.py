@@ -61,8 +61,8 @@ def observed(**known: Any) -> ObservedJob:
     return ObservedJob(**facts | known)
 
 
-class Recorded(EventRecorder):
-    """Keeps the notes; what becomes of them is the recorder's matter."""
+class RecordedEvents(EventRecorder):
+    """Keeps the notes instead of sending Events."""
 
     def __init__(self) -> None:
         self.notes: list[EventNote] = []
@@ -71,7 +71,7 @@ class Recorded(EventRecorder):
         self.notes.append(note)
 
 
-class Run:
+class Execution:
     """The requests, the observations, the notes and the last error of a run, which has the type `fails`."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Run:
     ) -> None:
         self.seen: list[Object] = []
         self.error: Exception | None = None
-        recorder = Recorded()
+        recorder = RecordedEvents()
 
         async def story(serving: Serving) -> None:
             client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=2, first_seconds=0.001))
@@ -117,5 +117,5 @@ def scripted(script: Script) -> Any:
 
 def execute(
     desired: Desired, state: ObservedJob | None = None, script: Script = (), fails: type[Exception] | None = None
-) -> Run:
-    return Run([(desired, state or observed())], script, fails)
+) -> Execution:
+    return Execution([(desired, state or observed())], script, fails)

@@ -23,9 +23,9 @@ from rljob_operator.reconcile.desired import Desired, PodDeletion, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
     UID,
+    Execution,
     Object,
-    Recorded,
-    Run,
+    RecordedEvents,
     Script,
     execute,
     existing,
@@ -164,7 +164,7 @@ def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> Non
 def test_workloads_are_deleted_in_the_served_version(groups: dict[str, str], version: str) -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=1)
-        executor = Executor(client, Recorded(), lambda _: None)
+        executor = Executor(client, RecordedEvents(), lambda _: None)
         executor.workloads = workloads_served(groups)
         await executor.delete_workload("sums-rljob-1", "research")
         await client.close()
@@ -179,10 +179,10 @@ def test_a_workload_that_is_gone_counts_as_deleted() -> None:
 
 
 @pytest.mark.parametrize(("refused", "times"), [(False, 1), (True, 2)], ids=["written", "without a report"])
-def test_a_decision_is_written_once_or_again_if_there_was_no_report(refused: bool, times: int) -> None:
+def test_a_decision_is_written_again_only_if_the_report_was_missing(refused: bool, times: int) -> None:
     desired = Desired(decision=ExitDecision(attempt=1, next_attempt=2, plan_generation=2))
     state = observed(step_report_version="17")
-    run = Run([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])
+    run = Execution([(desired, state), (desired, state)], [(*REPORT, GONE)] if refused else [])
     assert run.writes == [REPORT] * times
     assert run.asked[0].body["metadata"] == {"resourceVersion": "17"}, "a report that has replaced it gets nothing"
 
@@ -198,7 +198,7 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
         await executor.report(bug, observed(raw_status=serving.server.asked[0].body["status"]))
         await client.close()
 
-    recorder = Recorded()
+    recorder = RecordedEvents()
     [asked] = play(story).asked
     assert (asked.path, asked.body["metadata"]) == (STATUS[1], {"resourceVersion": "10"})
     kept, failed = asked.body["status"]["conditions"]
@@ -214,7 +214,7 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
 def test_applied_objects_are_applied_again_only_if_they_differ() -> None:
     first = Desired(apply=(manifest("ConfigMap", "c", data={"a": "1"}),), create=(POD,))
     changed = Desired(apply=(manifest("ConfigMap", "c", data={"a": "2"}),))
-    run = Run([(desired, observed()) for desired in (first, first, changed)])
+    run = Execution([(desired, observed()) for desired in (first, first, changed)])
     assert [method for method, path in run.writes if "configmaps" in path] == ["POST", "PATCH"]
 
 
@@ -223,7 +223,7 @@ def test_the_next_attempt_trusts_nothing_that_was_made_for_the_last() -> None:
         (Desired(apply=(manifest("Service", "s"),), create=(manifest("Pod", "p", attempt),)), observed())
         for attempt in ("1", "2")
     ]
-    services = [write for write in Run(steps).writes if "services" in write[1]]
+    services = [write for write in Execution(steps).writes if "services" in write[1]]
     assert services == [("POST", f"{BASE}/services"), ("PATCH", f"{BASE}/services/s")]
 
 
@@ -237,14 +237,14 @@ ACCOUNTS = ("POST", f"{BASE}/serviceaccounts")
 
 def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
     other = observed(name="other", uid="other-uid")
-    run = Run([(Desired(apply=(ACCOUNT,)), state) for state in (observed(), other, observed())])
+    run = Execution([(Desired(apply=(ACCOUNT,)), state) for state in (observed(), other, observed())])
     assert run.writes == [ACCOUNTS]
 
 
 def test_jobs_that_begin_at_once_write_what_they_share_once() -> None:
     async def story(serving: Serving) -> None:
         client = ApiClient(serving.connection, concurrency=4)
-        executor = Executor(client, Recorded(), lambda _: None)
+        executor = Executor(client, RecordedEvents(), lambda _: None)
         jobs = [observed(name=f"job-{number}", uid=f"uid-{number}") for number in range(4)]
         await asyncio.gather(*(executor.execute(Desired(apply=(ACCOUNT,)), job) for job in jobs))
         await client.close()
@@ -255,7 +255,7 @@ def test_jobs_that_begin_at_once_write_what_they_share_once() -> None:
 def test_what_jobs_share_is_applied_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody may have deleted it since."""
     monkeypatch.setattr(object_writer, "_SHARED_KNOWN_SECONDS", -1.0)
-    run = Run([(Desired(apply=(ACCOUNT,)), observed())] * 2)
+    run = Execution([(Desired(apply=(ACCOUNT,)), observed())] * 2)
     assert [method for method, _ in run.writes] == ["POST", "PATCH"]
 
 
@@ -266,7 +266,7 @@ def test_what_jobs_share_is_applied_again_after_a_while(monkeypatch: pytest.Monk
 )
 def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: int) -> None:
     desired = Desired(apply=(ACCOUNT,), create=(POD,))
-    run = Run([(desired, observed())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
+    run = Execution([(desired, observed())] * 2, [("POST", "/pods", refusal(403, "Forbidden", message))], Forbidden)
     assert run.writes.count(ACCOUNTS) == times
 
 
@@ -283,7 +283,7 @@ def test_a_missing_object_is_named_and_nothing_is_created() -> None:
 def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
     desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
     found = Answer(body={"metadata": {"uid": "files"}})
-    run = Run([(desired, observed())] * 2, [("GET", "/configmaps/my-task", found)])
+    run = Execution([(desired, observed())] * 2, [("GET", "/configmaps/my-task", found)])
     assert run.methods.count("GET") == 1
 
 
@@ -370,6 +370,6 @@ def test_an_object_that_was_replaced_since_it_was_made_is_looked_at_again() -> N
         *existing("ConfigMap", "c", []),
     ]
     steps = [(Desired(apply=(manifest("ConfigMap", "c", data={"a": text}),)), observed()) for text in "12"]
-    run = Run(steps, script, ForeignObject)
+    run = Execution(steps, script, ForeignObject)
     assert run.asked[1].body["metadata"]["uid"] == "first"
     assert run.methods == ["POST", "PATCH", "POST", "GET"]

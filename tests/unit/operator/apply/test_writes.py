@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_api.status import RLJobStatus, StatusDisplay
 from rljob_operator.apply import node_labels
-from rljob_operator.apply.event_recorder import EventRecorder, Tokens
+from rljob_operator.apply.event_recorder import EventRecorder, TokenBucket
 from rljob_operator.apply.executor import merge_patch, status_object
 from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
@@ -158,7 +158,7 @@ def test_equal_notes_are_counted_in_one_event() -> None:
         ([(JOB, STARTED)] * 2, [("PATCH", "", refusal(404, "NotFound"))], ["POST", "PATCH", "POST"]),
         # A refused one is dropped.
         ([(JOB, STARTED), (JOB, FAILED)], [("POST", "/events", refusal(403, "Forbidden"))], ["POST", "POST"]),
-        # A job that emits too many gets only so many.
+        # A job that emits too many gets only the burst.
         ([(JOB, EventNote("Normal", "Chatter", f"{number}")) for number in range(60)], [], ["POST"] * 25),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_long_note_is_cut_to_the_bytes_that_the_api_server_takes(text: str) ->
 
 
 def test_tokens_come_back_with_time() -> None:
-    tokens = Tokens(burst=2, seconds_per_token=10.0)
+    tokens = TokenBucket(burst=2, seconds_per_token=10.0)
     assert [tokens.take(now) for now in (0.0, 1.0, 2.0, 11.0, 12.0)] == [True, True, False, True, False]
 
 

@@ -25,7 +25,7 @@ COMMON_LABELS = {
     "app.kubernetes.io/part-of": "rljob",
     "app.kubernetes.io/managed-by": "rljob-operator",
 }
-"""Of every object of the job `sums`."""
+"""Labels of every object of the job `sums`."""
 
 PLAN = memory_plan(generation=3)
 

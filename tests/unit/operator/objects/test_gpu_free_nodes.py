@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.objects.placement import GPU_NODES_LACK
+from rljob_operator.objects.placement import GPU_FREE_NODE_EXPRESSIONS
 from tests.unit.operator.objects.builders import Object, job, objects, pod_of
 
 GPU_NODES = [
@@ -59,7 +59,7 @@ def test_the_controller_goes_to_nodes_without_gpus() -> None:
     spec = controller_spec("GpuFreeNodes")
     assert admits(spec, {"kubernetes.io/os": "linux"})
     assert not any(admits(spec, node) for node in GPU_NODES)
-    assert not any(admits(spec, {label["key"]: label.get("values", ["any"])[0]}) for label in GPU_NODES_LACK)
+    assert not any(admits(spec, {label["key"]: label.get("values", ["any"])[0]}) for label in GPU_FREE_NODE_EXPRESSIONS)
     assert all(admits(spec, node) for node in NODES_THAT_ONLY_SEEM_TO_HAVE_GPUS)
     assert "tolerations" not in spec
 
@@ -73,7 +73,7 @@ def test_what_the_user_requires_holds_as_well_whichever_alternative() -> None:
     assert (spec["affinity"]["podAntiAffinity"], spec["nodeSelector"]) == ({"x": []}, {"pool": "cpu"})
 
 
-def test_a_term_that_matches_no_node_goes_on_matching_none() -> None:
+def test_a_term_that_matches_no_node_still_matches_none() -> None:
     affinity = requires()
     affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] = [{}]
     assert not admits(controller_spec("GpuFreeNodes", affinity=affinity), {"kubernetes.io/os": "linux"})
@@ -83,7 +83,7 @@ def test_with_gpu_nodes_only_the_controller_may_run_on_one() -> None:
     mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}}
     spec = controller_spec("AnyNode", affinity=affinity)
-    preferred = [mine, {"weight": 100, "preference": {"matchExpressions": GPU_NODES_LACK}}]
+    preferred = [mine, {"weight": 100, "preference": {"matchExpressions": GPU_FREE_NODE_EXPRESSIONS}}]
     assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     untainted = controller_spec("UntaintedNodes", affinity=affinity)

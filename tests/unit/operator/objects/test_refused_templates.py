@@ -69,7 +69,7 @@ def test_what_the_operator_depends_on_cannot_be_overridden(role: str, template: 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"spec": {"serviceAccountName": "mine"}}, "the controller may patch its StepReport by it"),
+        ({"spec": {"serviceAccountName": "mine"}}, "the controller may patch its StepReport with it"),
         ({"spec": {"automountServiceAccountToken": False}}, "the controller reports its steps with the token"),
         (with_container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]), "NVIDIA_VISIBLE_DEVICES is set by"),
         (with_limits(**{"nvidia.com/gpu": 1}), "requests nvidia.com/gpu, but the controller never"),
@@ -120,7 +120,7 @@ def test_gpus_are_counted_in_the_job_and_for_the_trainer_alone(gpus: int, templa
     assert message in refusal("policy", template, gpusPerReplica=gpus)
 
 
-def test_no_limit_of_gpus_is_refused_where_the_job_has_some() -> None:
+def test_a_template_that_removes_the_limit_of_gpus_is_refused() -> None:
     assert "write spec.policy.gpusPerReplica" in refusal("policy", with_container(resources={"limits": None}))
 
 
@@ -150,7 +150,7 @@ DIVISOR = {"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.c
         ({"overhead": {"cpu": "1e999999"}}, "template.spec.overhead['cpu']: expected a quantity"),
     ],
 )
-def test_a_quantity_that_is_none_is_refused_with_its_place(spec: Object, message: str) -> None:
+def test_an_invalid_quantity_is_refused_with_its_path(spec: Object, message: str) -> None:
     assert message in refusal("policy", {"spec": spec})
 
 

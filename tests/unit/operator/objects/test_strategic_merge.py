@@ -46,7 +46,7 @@ def merged(spec: Object) -> Object:
         ({"nodeSelector": {"$patch": "replace", "zone": "a"}}, "nodeSelector", {"zone": "a"}),
         ({"affinity": {"nodeAffinity": None}}, "affinity", {}),
         ({"tolerations": [{"key": "yours"}]}, "tolerations", [{"key": "yours"}]),
-        # of a volume with another source, only that source is left
+        # another source replaces the source of a volume
         ({"volumes": [{"name": "shm", "nfs": {"path": "/x"}}]}, "volumes", [{"name": "shm", "nfs": {"path": "/x"}}]),
         (
             {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}}]},
@@ -68,7 +68,7 @@ A, B, C = BASE["spec"]["containers"][0]["env"][0], {"name": "B", "value": "2"}, 
         ({"command": ["sh"]}, ["sh"]),
         ({"args": ["sh"]}, ["sh"]),
         ({"env": [{"$patch": "replace"}, C]}, [C]),
-        ({"env": [B]}, [A, B]),  # no reference is left of it
+        ({"env": [B]}, [A, B]),  # a value replaces a reference
         ({"env": [C]}, ["A", "B", "C"]),
         ({"env": [{"name": "A", "$patch": "delete"}]}, ["B"]),
         ({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}, ["shm", "data"]),

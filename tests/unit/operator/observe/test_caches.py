@@ -61,7 +61,7 @@ def test_a_listing_takes_away_what_it_does_not_hold_in_its_namespace() -> None:
     assert dict(facts.items()).keys() == {("research", "b"), ("other", "a"), ("research", "new")}
 
 
-def test_only_facts_that_differ_are_told() -> None:
+def test_only_changed_facts_are_reported() -> None:
     changes = list[tuple[Key, str | None, str | None]]()
     facts = cache(lambda *change: changes.append(change))
     facts.put(obj(1, "same"))

@@ -295,7 +295,7 @@ def test_a_status_that_cannot_be_read_counts_as_absent() -> None:
     assert (parsed.job.status, parsed.problem) == (None, None)
 
 
-def test_only_the_first_errors_of_a_job_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_errors_of_a_job_are_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
     def put_into_words(_: ProblemText, error: ErrorDetails) -> str:
         worded.append(error)
         return "wrong"

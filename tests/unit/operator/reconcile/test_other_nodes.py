@@ -169,7 +169,7 @@ def test_processes_are_restarted_first_and_then_the_node_is_left() -> None:
     ],
     ids=["too few GPUs", "enough GPUs", "a GPU node's taint", "cordoned", "no GPUs wanted", "a taint of others"],
 )
-def test_a_node_is_left_only_where_another_one_takes_the_pod(gpus: int, other: ObservedNode, left: bool) -> None:
+def test_a_node_is_excluded_only_if_another_one_takes_the_pod(gpus: int, other: ObservedNode, left: bool) -> None:
     cluster = held_by_foreign_processes(2, (GPU_NODE, other), policy={"replicas": 1, "gpusPerReplica": gpus})
     assert cluster.plan.excluded_nodes == (["gpu-node"] if left else [])
 
@@ -193,7 +193,7 @@ def test_where_no_other_node_is_left_the_failure_names_the_process() -> None:
         ((1, 4), (2, 4), (EIGHT_GPUS,), False),
     ],
 )
-def test_a_node_is_left_only_where_all_workers_find_room_without_it(
+def test_a_node_is_excluded_only_if_all_workers_fit_without_it(
     policy: tuple[int, int], rollout: tuple[int, int] | None, others: tuple[ObservedNode, ...], left: bool
 ) -> None:
     """`policy`, `rollout`: number of pods, and GPUs of each."""

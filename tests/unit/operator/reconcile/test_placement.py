@@ -108,7 +108,7 @@ def test_an_unplaced_pod_is_explained(spec: dict[str, Any], pods: list[str], tex
     cluster.settled(scheduled=(False, "Unschedulable"), scheduled_contains=message)
 
 
-def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None:
+def test_a_partly_placed_job_releases_all_its_pods_and_retries_later() -> None:
     cluster = created_job().place(CONTROLLER, POLICY_0).unschedulable(NO_GPUS_LEFT, POLICY_1).settled(wait=600)
     waits = []
     for retry in range(6):
@@ -120,7 +120,7 @@ def test_a_half_placed_job_releases_all_its_pods_and_tries_again_later() -> None
     assert 60 <= waits[0] <= 90
     assert [wait / waits[0] for wait in waits] == pytest.approx([1, 2, 4, 8, 10, 10], abs=0.05)
     cluster.run().expect(phase="Running", restarts=0, placement_retries=6)
-    assert [attempt.number for attempt in cluster.stored.attempts] == [7], "what never ran leaves no record"
+    assert [attempt.number for attempt in cluster.stored.attempts] == [7], "an attempt that never ran leaves no record"
 
 
 def test_the_placement_timeout_starts_with_the_last_created_or_placed_pod() -> None:
@@ -143,7 +143,7 @@ def test_the_placement_timeout_starts_with_the_last_created_or_placed_pod() -> N
         ({}, KUEUE, {"gang": "Volcano"}, True),
     ],
 )
-def test_half_placed_pods_of_another_gang_scheduler_or_none_stay(
+def test_partly_placed_pods_of_another_gang_scheduler_stay(
     spec: dict[str, Any], facts: dict[str, Any], edit: dict[str, Any], released: bool
 ) -> None:
     """The pods belong to the scheduler that they were created for, also after an edit."""
@@ -199,7 +199,7 @@ def test_an_empty_label_names_no_queue() -> None:
 
 
 def test_a_job_with_the_label_that_asks_for_volcano_is_refused() -> None:
-    """As the API server refuses it with queueName."""
+    """With queueName, the API server refuses the job."""
     cluster = new_job(gang="Volcano", facts=KUEUE | VOLCANO)
     cluster.labels = QUEUE_LABEL
     cluster.settled(pods=set(), stalled="InvalidSpec", stalled_contains="write gang: Auto, or remove the label")
@@ -212,7 +212,7 @@ def test_a_job_with_the_label_that_asks_for_volcano_is_refused() -> None:
 
 @pytest.mark.parametrize("are_placed", [False, True])
 @pytest.mark.parametrize(("spec", "facts"), GANGS)
-def test_pods_do_not_wait_for_ever_for_those_that_are_refused(
+def test_pods_do_not_wait_forever_for_refused_pods(
     spec: dict[str, Any], facts: dict[str, Any], are_placed: bool
 ) -> None:
     cluster = created(spec, facts).vanish(POLICY_1)
@@ -284,7 +284,7 @@ def test_a_pod_that_cannot_start_is_reported_then_fails_the_job(waiting: str) ->
     cluster.tick(1800).settled(failed="PodCannotStart", failed_contains=waiting)
 
 
-def test_an_image_name_that_is_none_fails_the_job_at_once() -> None:
+def test_an_invalid_image_name_fails_the_job_at_once() -> None:
     cluster = created_job().place().change_pod(CONTROLLER, waiting=BAD_NAME)
     cluster.settled(phase="Failed", failed_contains="InvalidImageName")
 
@@ -294,7 +294,7 @@ def test_a_claim_that_does_not_exist_fails_the_job_after_the_timeout() -> None:
     cluster.settled(wait=1800, scheduled_contains=NO_CLAIM).tick(1800).settled(failed_contains=NO_CLAIM)
 
 
-def test_pods_that_wait_for_room_or_run_unready_are_not_timed() -> None:
+def test_pods_that_wait_for_room_or_are_unready_have_no_deadline() -> None:
     cluster = created_job()
     cluster.unschedulable("0/2 nodes are available: 2 Insufficient cpu.", *cluster.pods).settled()
     cluster.tick(1_000_000).settled(phase="Pending", deleting=set()).place().start(CONTROLLER)

@@ -65,7 +65,7 @@ def test_the_next_attempt_reuses_the_pods_with_a_new_environment(spec: dict[str,
 
 
 def test_an_ignored_pinned_sleep_level_does_not_block_the_restart() -> None:
-    """On a CPU, the trainer keeps the engine awake despite the pinned setting; the next attempt has the same plan."""
+    """The trainer on a CPU keeps the engine awake despite the pinned setting; the next attempt has the same plan."""
     awake = PLAN.model_copy(update={"rollout_sleep": "Disabled"})
     on_a_cpu = FACTS.model_copy(update={"device_memory_bytes": 0})
     policy = {"replicas": 2, "gpusPerReplica": 1}

@@ -105,7 +105,7 @@ class HostileAnswers(Answers):
             await super().execute(desired, observed)
 
 
-class Served:
+class SimulatedApiServer:
     """An API server with these objects of each resource, in the listing or as events of a watch."""
 
     def __init__(self, listed: dict[Resource, list[Any]], lines: dict[Resource, list[str]]) -> None:
@@ -126,7 +126,7 @@ class Served:
         return self._streams[-1]
 
 
-async def run(served: Served, *errors: Exception) -> list[str]:
+async def run(served: SimulatedApiServer, *errors: Exception) -> list[str]:
     """Run the operator until the honest job was reconciled after everything was read. `errors`: of the API server, in
     the first reconciles of the other job. Returns the reported bugs of the operator."""
     honest, executor = asyncio.Event(), HostileAnswers(*errors)
@@ -173,7 +173,7 @@ def test_no_listed_or_changed_object_stops_anything(data: st.DataObject, resourc
     else:
         listed, lines = dict(OBJECTS), {resource: [watch_event(kind, hostile)]}
     lines[RLJOBS] = [*lines.get(RLJOBS, []), HONEST]
-    asyncio.run(run(Served(listed, lines)))
+    asyncio.run(run(SimulatedApiServer(listed, lines)))
 
 
 def watch_event(kind: str, obj: Object) -> str:
@@ -227,7 +227,7 @@ def test_no_report_order_or_api_error_stops_anything(
         PODS: [watch_event("MODIFIED", changed_pod)],
     }
     with capture_logs():  # tracebacks for the terminal take a second
-        bugs = asyncio.run(run(Served(dict(OBJECTS), lines), *errors))
+        bugs = asyncio.run(run(SimulatedApiServer(dict(OBJECTS), lines), *errors))
     assert [bug for bug in bugs if "RecursionError: too deep" not in bug] == []
 
 

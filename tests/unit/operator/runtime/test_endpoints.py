@@ -24,7 +24,7 @@ def visit(app: web.Application, story: Callable[[TestClient[web.Request, web.App
     asyncio.run(run())
 
 
-class Watch:
+class AgedWatch:
     resource: Resource = PODS
     is_unattended = False
 
@@ -52,7 +52,7 @@ def test_silent_watches_make_it_unready_and_one_alone_unhealthy(
         assert (await client.get("/readyz")).status == 503
         health.standing_by()
         assert (await client.get("/readyz")).status == 200, "a standby knows the leader"
-        health.watching([Watch(age) for age in ages_seconds])
+        health.watching([AgedWatch(age) for age in ages_seconds])
         for path, problem in (("/healthz", unhealthy), ("/readyz", unready)):
             answer = await client.get(path)
             assert answer.status == (503 if problem else 200)

@@ -63,7 +63,7 @@ ADJUSTED, FAILED = {"adjustments_totalmicroBatchTokens": 1}, {"out_of_memory_tot
     ],
     ids=["failure and change", "made-up words", "preventive", "nothing changed", "recovered", "restart and end"],
 )
-def test_what_a_write_of_the_status_adds_is_counted_once(
+def test_additions_of_a_status_write_are_counted_once(
     before: RLJobStatus, after: RLJobStatus, expected: dict[str, float]
 ) -> None:
     assert counted(before, after) == expected

@@ -30,7 +30,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "policy": ("rljob_trainer.roles.policy_actor",),
     "rollout": ("rljob_trainer.roles.rollout_actor", "vllm.entrypoints.llm"),
 }
-"""By role: the modules to import, with those that they import."""
+"""Modules to import by role, with those that they import."""
 
 _IMPORTED_IN_FORKS = "ray"
 """When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries

@@ -20,7 +20,7 @@ from typing import Any
 DIRECTORY_VARIABLE = "RLJOB_WARM_START"
 """Directory with the sockets of the servers, one for each role. Empty: no process is forked."""
 ROLE_VARIABLE = "RLJOB_ROLE_TO_FORK"
-"""In the environment of a role's process: the server to ask."""
+"""Environment variable of a role's process that names the server to ask."""
 READY, FORKED = b"ready\n", b"forked\n"
 LENGTH_BYTES = 4
 """Size of the big-endian length before a request."""

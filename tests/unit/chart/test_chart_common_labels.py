@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.chart.conftest import Render, is_hook, of_kind, pod_templates, the
+from tests.unit.chart.conftest import Render, is_hook, of_kind, only_object, pod_templates
 from tests.unit.chart.test_chart_values import EVERYTHING_ON
 
 ALL_OBJECTS: dict[str, Any] = {
@@ -30,22 +30,22 @@ def test_common_labels_and_annotations_are_on_every_object(render: Render) -> No
     assert sum(map(is_hook, objects)) == 6, "the annotations of hooks stay"
 
 
-def test_labels_of_one_object_precede_the_common_ones(render: Render) -> None:
+def test_labels_of_one_object_override_common_labels(render: Render) -> None:
     objects = render(**ALL_OBJECTS)
     operator, after_uninstall = (template["metadata"]["labels"] for template in pod_templates(objects))
     assert operator["team"] == "ml"
     assert after_uninstall["team"] == "platform"
     assert operator["app.kubernetes.io/part-of"] == after_uninstall["app.kubernetes.io/part-of"] == "training"
-    assert the(objects, "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
+    assert only_object(objects, "ServiceMonitor")["metadata"]["labels"]["release"] == "prometheus"
 
 
 @pytest.mark.parametrize("values", [{}, ALL_OBJECTS], ids=["defaults", "all objects"])
-def test_common_labels_leave_the_selectors_alone(render: Render, values: dict[str, Any]) -> None:
-    selector = the(render(**values), "Deployment")["spec"]["selector"]["matchLabels"]
+def test_common_labels_do_not_change_selectors(render: Render, values: dict[str, Any]) -> None:
+    selector = only_object(render(**values), "Deployment")["spec"]["selector"]["matchLabels"]
     assert selector == {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob"}
 
 
-def test_without_common_annotations_only_objects_that_need_some_have_them(render: Render) -> None:
+def test_only_objects_that_need_annotations_have_them_by_default(render: Render) -> None:
     objects = render()
     annotated = {found["kind"] for found in objects if "annotations" in found["metadata"] and not is_hook(found)}
     assert annotated == {"CustomResourceDefinition"}
@@ -61,4 +61,4 @@ def test_crds_have_annotations_of_their_own(render: Render, keep: bool) -> None:
     expected = sync | ({"helm.sh/resource-policy": "keep"} if keep else {})
     for crd in of_kind(objects, "CustomResourceDefinition"):
         assert crd["metadata"]["annotations"] == expected
-    assert "annotations" not in the(objects, "Deployment")["metadata"]
+    assert "annotations" not in only_object(objects, "Deployment")["metadata"]
