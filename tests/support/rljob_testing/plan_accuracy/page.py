@@ -31,6 +31,7 @@ _TRL_OPTIONS = (
 _SETS = {"drawn": "drawn by a seed, after the predictor was final", "all": "all"}
 _VALUES = {
     "memory": "GPU and host, all phases",
+    "gpu": "GPU, all phases",
     "gpu, rollout": "GPU, rollout",
     "gpu, update": "GPU, update",
     "gpu, sync": "GPU, sync",
