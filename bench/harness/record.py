@@ -49,7 +49,7 @@ def record(
         "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_json(result) + "\n")
+    path.write_text(as_json(result) + "\n")
     return path
 
 
@@ -59,16 +59,16 @@ def record_row(name: str, row: dict[str, Any], key: str, note: str, directory: P
     return record(name, [*rows, row], note, directory, gpus)
 
 
-def _json(value: Any, indent: str = "") -> str:
+def as_json(value: Any, indent: str = "") -> str:
     """JSON with as many values in a line as fit into it."""
     line = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, dict | list) or len(indent) + len(line) <= LINE_CHARACTERS:
         return line
     below = indent + " "
     if isinstance(value, list):
-        items, brackets = [_json(item, below) for item in value], "[]"
+        items, brackets = [as_json(item, below) for item in value], "[]"
     else:
-        items, brackets = [f"{json.dumps(name)}: {_json(item, below)}" for name, item in value.items()], "{}"
+        items, brackets = [f"{json.dumps(name)}: {as_json(item, below)}" for name, item in value.items()], "{}"
     lines = [items[0]]
     for item in items[1:]:
         joined = f"{lines[-1]}, {item}"

@@ -13,8 +13,8 @@ written meanwhile. Of every phase, a row compares
     seconds         median of the steps after the first
 
 Adds the rows to `plan_accuracy.json` in DIR, each when it is there, and prints the statistics. Arms that the result
-already has are left out unless they are named. `--page`: write the section of docs/sizing.md and its plot. `--smoke`:
-one tiny job on any device, which records nothing.
+already has are left out unless they are named. `--page`: write the sections of docs/sizing.md and
+docs/other-trainers.md. `--smoke`: one tiny job on any device, which records nothing.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs") / NAME, help="directory of the runs (replaced)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the JSON")
     parser.add_argument("--estimate", action="store_true", help="print the arms and their estimated times, on H100s")
-    parser.add_argument("--page", action="store_true", help="write the section of docs/sizing.md from the results")
+    parser.add_argument("--page", action="store_true", help="write the sections of the docs from the results")
     parser.add_argument("--smoke", action="store_true", help="a tiny job on any device; records nothing")
     given = parser.parse_args()
     if given.draw and (given.seed is None or not given.predictor):

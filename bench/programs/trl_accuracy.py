@@ -4,7 +4,9 @@
 
 Each configuration is a YAML file with TRL's options, of a model with random weights in a Qwen3 shape, colocated with
 vLLM; `trl_steps` runs it for three steps, of which the first is not counted. They run at the same time, each on a GPU
-of its own. Adds the rows to `trl_accuracy.json` in DIR. `--smoke`: a tiny model without vLLM on a CPU.
+of its own. Adds the rows to `trl_accuracy.json` in DIR. `--again`: predict the recorded configurations once more, as
+after a change of the prediction; `plan_accuracy --page` writes them into docs/other-trainers.md. `--smoke`: a tiny
+model without vLLM on a CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import pynvml
 import yaml
 
-from bench.harness.record import RESULTS, record_row, require_gpus, require_package
+from bench.harness.record import RESULTS, as_json, record_row, require_gpus, require_package
 from rljob_memory.hardware import type_of_product
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import SHAPES
@@ -62,7 +64,10 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "0.6b-float32": ("0.6b", options(128, 512, 16, 0.3, sleeps=True, checkpointing=False, dtype="float32")),
     "0.6b-kl-awake": ("0.6b", options(64, 1024, 32, 0.25, sleeps=False, checkpointing=True, beta=0.04)),
     "1.7b-float32": ("1.7b", options(64, 1024, 8, 0.3, sleeps=True, checkpointing=True, dtype="float32")),
-    "4b": ("4b", options(32, 512, 8, 0.3, sleeps=True, checkpointing=True)),
+    "4b-bfloat16": (
+        "4b",
+        options(32, 512, 8, 0.3, sleeps=True, checkpointing=True, dtype="bfloat16"),
+    ),
     "4b-lora": (
         "4b",
         options(32, 512, 4, 0.3, sleeps=False, checkpointing=False, dtype="bfloat16", use_peft=True, lora_r=16),
@@ -105,15 +110,18 @@ def row_of(name: str, directory: Path, gpu: str, gpus: Sequence[Any], most_secon
         )
         log.write(done.stdout)
     measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-    predicted = plan_of(config, gpu)
-    row = {"arm": name, "options": dict(given), "exit_code": done.returncode, "predicted": predicted}
+    predicted = plan_of(size if gpus else "0.6b", given, gpu)
+    row = {"arm": name, "gpu": gpu, "options": dict(given), "exit_code": done.returncode, "predicted": predicted}
     return row | {"measured": measured}
 
 
-def plan_of(config: Path, gpu: str) -> dict[str, Any]:
-    """What `rljob plan --from trl` says of the configuration on one such GPU."""
-    command = [sys.executable, "-m", "rljob_client", "plan", str(config), "--from", "trl", "--gpu", gpu, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def plan_of(size: str, given: Mapping[str, Any], gpu: str) -> dict[str, Any]:
+    """What `rljob plan --from trl` reports of the options, with a model of this size, on one such GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "trl.yaml"
+        config.write_text(yaml.safe_dump({"model_name_or_path": f"Qwen/Qwen3-{size.upper()}"} | dict(given)))
+        command = [sys.executable, "-m", "rljob_client", "plan", str(config), "--from", "trl", "--gpu", gpu, "--json"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         return {"error": done.stderr}
     found = json.loads(done.stdout)
@@ -125,14 +133,27 @@ def plan_of(config: Path, gpu: str) -> dict[str, Any]:
     }
 
 
+def predict_again(path: Path) -> None:
+    """Replace the predictions of a result, which the machine that measured it has written."""
+    result = json.loads(path.read_text())
+    for row in result["rows"]:
+        gpu = row.get("gpu") or type_of_product(result["device"]) or "h100"
+        row["predicted"] = plan_of(row["arm"].partition("-")[0], row["options"], gpu)
+    path.write_text(as_json(result) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configurations", nargs="*", choices=[*CONFIGURATIONS, []], metavar="CONFIGURATION")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time, with the rows until then")
     parser.add_argument("--runs", type=Path, default=Path("runs") / NAME, help="directory of configurations and logs")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the JSON")
+    parser.add_argument("--again", action="store_true", help="only predict the recorded configurations again")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU; records nothing")
     given = parser.parse_args()
+    if given.again:
+        predict_again(given.output / f"{NAME}.json")
+        return
     require_package("trl")
     if given.smoke:
         with tempfile.TemporaryDirectory() as folder:

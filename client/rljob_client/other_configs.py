@@ -84,6 +84,11 @@ def spec_from(source: Source, file: Path, gpus: int | None) -> RLJobSpec:
         raise BadInput(f"expected options of {source} that RLJob supports in {file}, found others: {reason}") from error
 
 
+def options_of(file: Path) -> dict[str, Any]:
+    """All options of a configuration by their dotted names. Raises `BadInput` if the file cannot be read."""
+    return dict(_options(file))
+
+
 def _spec(source: Source, known: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:
     per_node, nodes = int(known.get("gpus", 1)), int(known.get("nodes", 1))
     if gpus is not None:

@@ -18,7 +18,8 @@ from rljob_api.quantity import quantity_bytes
 from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
 from rljob_client.model_files import read_config
-from rljob_client.other_configs import Source, spec_from
+from rljob_client.other_configs import Source, options_of, spec_from
+from rljob_client.other_memory import as_configured, is_colocated
 from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup, budget
 from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, with_gpus
 from rljob_memory.hardware import ASSUMED, GPU_TYPES, HOST_BYTES_PER_GPU, Hardware, type_of_product
@@ -68,7 +69,11 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
         spec = _spec(manifest, options)
         if spec.trainer is not None:
             raise InvalidOptions("expected RLJob's own trainer, found another, whose memory is not known")
-        found = fit(spec.memory, setup_for(spec, manifest.parent, options))
+        setup = setup_for(spec, manifest.parent, options)
+        if options.source == "trl" and setup.hardware.device == "cuda" and is_colocated(others := options_of(manifest)):
+            settings, setup = as_configured(others, setup)
+            spec = spec.model_copy(update={"memory": settings})
+        found = fit(spec.memory, setup)
     except ManifestError as error:
         _fail(str(error))
         return ExitCode.INVALID_MANIFEST

@@ -28,6 +28,10 @@ class Workload:
     """A frozen copy of the model is kept for the KL divergence."""
     moment_bytes: float = 4
     """Size of each of AdamW's two moments of a parameter: 4 for float32, 2 for bfloat16, 1 + 4/256 for int8."""
+    master_bytes: int = 4
+    """Size of a trained weight with all its bits, and of its gradient; 2: another trainer trains in 16 bits."""
+    casts_weights: bool = False
+    """All weights, also frozen ones, are float32, and forward passes cast them, as in torch's autocast."""
     quantized_weights: bool = False
     """The engine keeps the weights of linear layers in 8 bits."""
     quantized_kv_cache: bool = False

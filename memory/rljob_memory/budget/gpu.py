@@ -82,11 +82,11 @@ class PolicyState:
     @cached_property
     def weights(self) -> int:
         """Trained weights in the form that a forward pass or FSDP2 reads."""
-        return self._share(_BFLOAT16_BYTES if self._has_remainders else _FLOAT32_BYTES)
+        return self._share(_BFLOAT16_BYTES if self._has_remainders else self.work.master_bytes)
 
     @cached_property
     def remainders(self) -> int:
-        return self._share(_FLOAT32_BYTES - _BFLOAT16_BYTES) if self._has_remainders else 0
+        return self._share(self.work.master_bytes - _BFLOAT16_BYTES) if self._has_remainders else 0
 
     @cached_property
     def moments(self) -> int:
@@ -94,16 +94,24 @@ class PolicyState:
 
     @cached_property
     def gradients(self) -> int:
-        return self._share(_FLOAT32_BYTES)
+        return self._share(self.work.master_bytes)
+
+    @cached_property
+    def casts(self) -> int:
+        """Copies of float32 weights in 16 bits, which live until the backward pass."""
+        each = _BFLOAT16_BYTES if self.work.casts_weights else 0
+        return each * self.model.parameters // self.work.policy_ranks
 
     @cached_property
     def frozen(self) -> int:
-        return self.model.frozen_bytes // self.work.policy_ranks
+        copies = 2 if self.work.casts_weights else 1
+        return copies * self.model.frozen_bytes // self.work.policy_ranks
 
     @cached_property
     def reference(self) -> int:
         has_own = self.work.reference_model and not self.model.adapter_parameters
-        return self.model.weight_bytes // self.work.policy_ranks if has_own else 0
+        copies = 2 if self.work.casts_weights else 1
+        return copies * self.model.weight_bytes // self.work.policy_ranks if has_own else 0
 
     @property
     def optimizer(self) -> int:
@@ -178,7 +186,8 @@ def _update_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         return Line("policy", use, "gpu", size, frozenset({phase}), reason)
 
     state, compiled = PolicyState(work, model), setup.hardware.layers_compiled
-    yield Line("policy", "gradients", "gpu", state.gradients, UPDATE, "float32")
+    yield Line("policy", "gradients", "gpu", state.gradients, UPDATE, f"{work.master_bytes} bytes each")
+    yield line("cast weights", state.casts, "autocast")
     for use, size in backward_buffers(work, model).items():
         yield line(use, size, "in each backward pass")
     tokens, chunk = filled_tokens(work, plan), filled_chunk_tokens(work, plan)

@@ -11,6 +11,7 @@ import pytest
 from rljob_client.errors import BadInput
 from rljob_client.other_configs import Source, spec_from
 from rljob_client.plan_command import PlanOptions, run_plan
+from rljob_testing.repository import ROOT
 
 TRL = """
 model_name_or_path: Qwen/Qwen3-8B
@@ -102,3 +103,66 @@ def test_the_plan_of_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["parameters"] == 32_762_123_264
     assert found["verdict"].startswith("fits")
+
+
+def trl_options(dtype: str, responses: int, tokens: int, *, checkpointing: bool) -> str:
+    """Of the recorded runs: 128 responses a step, vLLM in the same process, which sleeps in updates."""
+    options: dict[str, Any] = {
+        "model_name_or_path": "Qwen/Qwen3-8B" if tokens == 1024 else "Qwen/Qwen3-0.6B",
+        "dtype": dtype,
+        "per_device_train_batch_size": responses,
+        "gradient_accumulation_steps": 128 // responses,
+        "max_prompt_length": 16,
+        "max_completion_length": tokens,
+        "gradient_checkpointing": checkpointing,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+    }
+    return "\n".join(f"{name}: {value}" for name, value in options.items())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text", "result", "arm"),
+    [
+        ("h100", trl_options("float32", 16, 512, checkpointing=False), "h100/large_models", "0.6b-trl"),
+        ("h200", trl_options("bfloat16", 8, 1024, checkpointing=True), "large_models", "8b-trl"),
+    ],
+)
+def test_the_peak_of_trl_itself_is_predicted_within_2_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, text: str, result: str, arm: str
+) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text(text)
+    assert run_plan(file, PlanOptions(gpu, source="trl", as_json=True)) == 0
+    peaks = json.loads(capsys.readouterr().out)["peakBytes"]["gpu"]["policy"]
+    rows = json.loads((ROOT / "bench" / "results" / f"{result}.json").read_text())["rows"]
+    [measured] = [row["device_peak_bytes"] for row in rows if row["arm"] == arm]
+    assert max(peaks.values()) == pytest.approx(measured, rel=0.02)
+
+
+def test_what_ran_out_of_memory_with_trl_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text(trl_options("float32", 8, 1024, checkpointing=True))
+    assert run_plan(file, PlanOptions("h200", source="trl", as_json=True)) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["lack"]["phase"] == "update"
+    plan = found["plan"]
+    assert (plan["microBatchTokens"], plan["activationCheckpointing"], plan["rolloutSleep"]) == (8320, True, "Level2")
+    assert [plan[name] for name in ("optimizerOffload", "policyOffload")] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("vllm_gpu_memory_utilization: 30", "expected a number up to 1 as vllm_gpu_memory_utilization, found 30"),
+        ("vllm_gpu_memory_utilization: most", "found 'most'"),
+    ],
+)
+def test_a_wrong_share_of_the_gpu_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text(f"{trl_options('bfloat16', 8, 512, checkpointing=True)}\n{line}\n")
+    assert run_plan(file, PlanOptions("h100", source="trl")) == 2
+    assert message in capsys.readouterr().err

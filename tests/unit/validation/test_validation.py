@@ -217,7 +217,7 @@ def test_a_warning_is_an_error_only_if_strict(folder: Path) -> None:
     result = validate(manifest)
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, f"{manifest}: valid, with 2 warnings")
     assert f"{manifest}:15: warning: spec.algorithm.promptsPerStep: the task has 2 prompts" in result.stderr
-    assert "expected a memory limit of at least 5.75 GiB in spec.policy.template" in result.stderr
+    assert "expected a memory limit of at least 4.97 GiB in spec.policy.template" in result.stderr
     assert "found 2.00 GiB" in result.stderr
     assert validate("--strict", manifest).exit_code == 2
 

@@ -101,6 +101,7 @@ def _of_set(rows: Sequence[Row]) -> Row:
         "first_plans_that_ran_out": sorted(row["arm"] for row in fitting if row["plan_changes"]),
         "refused_and_ran": sorted(row["arm"] for row in ran if row["missing_bytes"]),
         "memory": errors(memory),
+        **{kind: errors([ratio for name, ratio in pairs if name.partition(",")[0] == kind]) for kind in MEMORY},
         "step_seconds": errors([row["step_seconds"]["ratio"] for row in ran]),
         **{name: errors([ratio for other, ratio in pairs if other == name]) for name in names},
     }

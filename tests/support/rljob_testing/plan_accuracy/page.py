@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/sizing.md, from the recorded results."""
+"""The tables and the plot of docs/sizing.md and docs/other-trainers.md, from the recorded results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ from rljob_testing.repository import ROOT
 RESULTS = [ROOT / "bench" / "results" / folder / "plan_accuracy.json" for folder in ("", "h200")]
 """On H100s, and on H200s."""
 PAGE, PLOT = ROOT / "docs" / "sizing.md", ROOT / "docs" / "plan-accuracy.svg"
-BEGIN, END = "<!-- from bench/results/plan_accuracy.json -->\n", "<!-- end -->\n"
+TRL_RESULT, TRL_PAGE = ROOT / "bench" / "results" / "trl_accuracy.json", ROOT / "docs" / "other-trainers.md"
+END = "<!-- end -->\n"
 
-_GIB = 2**30
+_GIB, _LINE_END = 2**30, "\n"
+_TRL_OPTIONS = (
+    "dtype",
+    "lora_r",
+    "beta",
+    "per_device_train_batch_size",
+    "max_completion_length",
+    "gradient_checkpointing",
+    "vllm_enable_sleep_mode",
+    "vllm_gpu_memory_utilization",
+)
 _SETS = {"drawn": "drawn by a seed, after the predictor was final", "all": "all"}
 _VALUES = {
     "memory": "GPU and host, all phases",
+    "gpu": "GPU, all phases",
     "gpu, rollout": "GPU, rollout",
     "gpu, update": "GPU, update",
     "gpu, sync": "GPU, sync",
@@ -35,14 +47,39 @@ def rows() -> list[Row]:
     return sorted(found, key=lambda row: not row["drawn"])
 
 
-def page(text: str, found: Sequence[Row]) -> str:
-    """The page with what stands between its marks replaced."""
-    before, begin, rest = text.partition(BEGIN)
+def pages() -> dict[Path, str]:
+    """The text of the pages, with what stands between their marks replaced."""
+    trl = json.loads(TRL_RESULT.read_text())["rows"] if TRL_RESULT.exists() else []
+    return {
+        PAGE: _between_marks(PAGE, "plan_accuracy", _lines(rows())),
+        TRL_PAGE: _between_marks(TRL_PAGE, "trl_accuracy", _trl_lines(trl)),
+    }
+
+
+def _between_marks(page: Path, result: str, lines: Iterator[str]) -> str:
+    mark = f"<!-- from bench/results/{result}.json -->\n"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(mark)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"expected the marks {BEGIN.strip()} and {END.strip()} on the page, found none")
-    lines = "\n".join(_lines(found))
-    return f"{before}{begin}{lines}\n{end}{after}"
+        raise ValueError(f"expected the marks {mark.strip()} and {END.strip()} in {page}, found none")
+    return f"{before}{begin}{''.join(line + _LINE_END for line in lines)}{end}{after}"
+
+
+def _trl_lines(found: Sequence[Row]) -> Iterator[str]:
+    if not found:
+        return
+    yield "| options | rollout, GiB | update, GiB | sync, GiB | verdict; steps that ran |"
+    yield "|---|---|---|---|---|"
+    for row in found:
+        options = ", ".join(f"`{name}: {value}`" for name, value in row["options"].items() if name in _TRL_OPTIONS)
+        predicted, measured = row["predicted"]["phases"], row["measured"].get("phases", {})
+        peaks = [
+            f"{predicted[phase]['gpu'] / _GIB:.1f} / {measured[phase]['gpu'] / _GIB:.1f}" if measured else ""
+            for phase in PHASES
+        ]
+        ran = len(row["measured"].get("all_seconds", []))
+        model = row["arm"].partition("-")[0].upper()
+        yield f"| {model}, {options} | {' | '.join(peaks)} | {row['predicted']['verdict']}; {ran} |"
 
 
 def _lines(found: Sequence[Row]) -> Iterator[str]:
@@ -145,8 +182,7 @@ def _frame(axes: Any, unit: str, tolerance: float) -> None:
 
 
 def write() -> list[Path]:
-    """Write page and plot; returns their paths."""
-    found = rows()
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    PLOT.write_text(plot(found), encoding="utf-8")
-    return [PAGE, PLOT]
+    """Write the pages and the plot; returns their paths."""
+    for path, text in (written := pages() | {PLOT: plot(rows())}).items():
+        path.write_text(text, encoding="utf-8")
+    return list(written)

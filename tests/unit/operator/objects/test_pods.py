@@ -189,4 +189,4 @@ def test_a_memory_limit_is_predicted_or_the_users(spec: Object, is_predicted: bo
     assert (predicted_limit_bytes(found, "policy") is not None) is is_predicted
     assert predicted_limit_bytes(found, "controller") is None
     message = low_memory_limit(found) or ""
-    assert ("expected a memory limit of at least 97." in message and "found 16.00 GiB" in message) is is_too_low
+    assert ("expected a memory limit of at least 96." in message and "found 16.00 GiB" in message) is is_too_low
