@@ -166,6 +166,9 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path | N
         return "; an object begins with a name and a colon, or with {: quote a string that contains them"
     if isinstance(found, list):
         return "; only one is supported: write it without a list"
+    if "%" in pattern and isinstance(found, int | float):
+        percentage = f"{100 * found if 0 < found < 1 else found:g}%"
+        return f"; write {percentage}" if re.search(pattern, percentage) else ""
     if not isinstance(found, str):
         return f'; write "{written}", with quotes' if written is not None else f'; write "{found}", with quotes'
     if "|reasoning-gym|" in pattern and ":" not in found:

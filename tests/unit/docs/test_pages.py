@@ -92,6 +92,9 @@ def test_the_page_of_other_trainers_names_the_variable_of_each_setting() -> None
     assert set(documented) == supported - {"expandableSegments"}, "the allocator has a variable of its own"
     for setting, variable in documented.items():
         assert list(plan_variables(PLAN, [setting])) == [variable]
+    for share, text in ((0.0, "0"), (0.5, "0.5"), (1.0, "1")):
+        plan = PLAN.model_copy(update={"optimizer_offload": share})
+        assert plan_variables(plan, ["optimizerOffload"]) == {"RLJOB_PLAN_OPTIMIZER_OFFLOAD": text}
 
 
 def test_the_page_of_metrics_explains_columns_records_fields_and_metrics() -> None:

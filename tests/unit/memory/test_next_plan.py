@@ -77,6 +77,7 @@ FIRST = other_trainers_first_plan(spec("TRL"))
             {"activationCheckpointing": True, "rolloutSleep": "Level1"},
         ),
         ("Verl", {"optimizerOffload": "Enabled"}, {}, {"optimizerOffload": True}),
+        ("Verl", {"optimizerOffload": "50%"}, {}, {"optimizerOffload": True}),
         # settings that the adapter does not map, and no adapter
         ("TRL", {}, {"optimizer_offload": True, "sync_bucket_bytes": 1 << 20}, {}),
         ("Verl", {}, {"empty_cache": True}, {}),
