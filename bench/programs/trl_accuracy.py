@@ -113,7 +113,7 @@ def row_of(name: str, directory: Path, gpu: str, gpus: Sequence[Any], most_secon
 
 
 def plan_of(size: str, given: Mapping[str, Any], gpu: str) -> dict[str, Any]:
-    """What `rljob plan --from trl` reports of the options, with a model of this size, on one such GPU."""
+    """The report of `rljob plan --from trl` on the options, with a model of this size, on one such GPU."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "trl.yaml"
         config.write_text(yaml.safe_dump({"model_name_or_path": f"Qwen/Qwen3-{size.upper()}"} | dict(given)))

@@ -17,7 +17,7 @@ from rljob_memory.plan import first_plan
 from rljob_memory.sizes import MIB
 
 _TILE_TOKENS = 384
-"""Of a chunk of logits that takes as much as TRL's tiles: 1.5 GiB with a vocabulary of 151,936."""
+"""Size of a chunk of logits that takes as much as TRL's tiles: 1.5 GiB with a vocabulary of 151,936."""
 _16_BIT = ("bfloat16", "float16", "auto")
 """Values of `dtype`, which is float32 by default; `auto`: that of the checkpoint."""
 

@@ -158,7 +158,7 @@ def gpu_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
 
 
 def _cache_lines(lines: Sequence[Line], phases: Sequence[Phase]) -> Iterator[Line]:
-    """What the update leaves in the allocator, as far as the phase does not use it."""
+    """The memory that an update leaves in the allocator, as far as the phase does not use it."""
     in_update = _total(lines, "update")
     for phase in phases:
         left = max(in_update - _total(lines, phase), 0)

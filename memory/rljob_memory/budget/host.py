@@ -41,8 +41,8 @@ memory, without the state that is in host memory, was 2.06 to 2.24 GiB for a pol
 for an engine process (plan_accuracy.json, topologies.json; torch 2.11, vLLM 0.26)."""
 
 _GROUP_BYTES = 384 * MIB
-"""Of a process in a group of NCCL: 2.3 to 2.6 GiB for a policy rank, 2.2 to 2.4 GiB for an engine process
-(topologies.json, tensor_parallel.json)."""
+"""Additional memory of a process in a group of NCCL: a policy rank takes 2.3 to 2.6 GiB, an engine process 2.2 to 2.4
+GiB (topologies.json, tensor_parallel.json)."""
 
 RAY_BYTES = 384 * MIB
 """Ray's processes in one pod: raylet, agents, and the GCS in the controller's."""
@@ -63,7 +63,7 @@ _PINNED_ENGINE_WEIGHTS = 1.38
 power of two. 1.37 to 1.38 with 8B (plan_accuracy.json)."""
 
 _KERNELS_OF_8_BITS_BYTES = 64 * MIB
-"""Of an engine in 8 bits: 30 to 70 MiB (plan_accuracy.json)."""
+"""Additional memory of an engine in 8 bits: 30 to 70 MiB (plan_accuracy.json)."""
 
 _SECOND_VARIANT_BYTES = int(0.3 * GIB)
 """Code of the layers that are compiled once more, without adapters, for the KL term: 0.3 GiB with 4B and 8B

@@ -12,7 +12,7 @@ from rljob_testing.plan_accuracy.errors import PHASES, Row, compared_again, has_
 from rljob_testing.repository import ROOT
 
 RESULTS = [ROOT / "bench" / "results" / folder / "plan_accuracy.json" for folder in ("", "h200")]
-"""On H100s, and on H200s."""
+"""Results on H100s, and on H200s."""
 PAGE, PLOT = ROOT / "docs" / "sizing.md", ROOT / "docs" / "plan-accuracy.svg"
 TRL_RESULT, TRL_PAGE = ROOT / "bench" / "results" / "trl_accuracy.json", ROOT / "docs" / "other-trainers.md"
 END = "<!-- end -->\n"
