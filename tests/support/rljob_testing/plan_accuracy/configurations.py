@@ -202,11 +202,3 @@ def _parts(arm: Arm) -> Iterator[str]:
         yield f"on {arm.card_gib} GiB"
     if arm.gpus > 1:
         yield f"{arm.gpus} GPUs"
-
-
-def named(name: str) -> Arm:
-    """The arm of a row's name: of the table, or `seed-SEED-NUMBER` of a draw."""
-    if name in ARMS:
-        return ARMS[name]
-    seed, number = map(int, name.removeprefix("seed-").split("-"))
-    return drawn(seed, number)[name]
