@@ -55,7 +55,7 @@ NAME = "plan_accuracy"
 NOTE = "Qwen3 shapes, random weights, responses of the maximum length; predicted and measured peaks by phase"
 
 START_SECONDS = 100.0
-"""Of a job until its first step, with four jobs at a time."""
+"""Time of a job until its first step, with four jobs at a time."""
 LONG_STEP_SECONDS = 15.0
 """If steps are predicted to take longer, one of them is counted instead of two."""
 

@@ -64,10 +64,7 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "0.6b-float32": ("0.6b", options(128, 512, 16, 0.3, sleeps=True, checkpointing=False, dtype="float32")),
     "0.6b-kl-awake": ("0.6b", options(64, 1024, 32, 0.25, sleeps=False, checkpointing=True, beta=0.04)),
     "1.7b-float32": ("1.7b", options(64, 1024, 8, 0.3, sleeps=True, checkpointing=True, dtype="float32")),
-    "4b-bfloat16": (
-        "4b",
-        options(32, 512, 8, 0.3, sleeps=True, checkpointing=True, dtype="bfloat16"),
-    ),
+    "4b": ("4b", options(32, 512, 8, 0.3, sleeps=True, checkpointing=True)),
     "4b-lora": (
         "4b",
         options(32, 512, 4, 0.3, sleeps=False, checkpointing=False, dtype="bfloat16", use_peft=True, lora_r=16),
@@ -116,7 +113,7 @@ def row_of(name: str, directory: Path, gpu: str, gpus: Sequence[Any], most_secon
 
 
 def plan_of(size: str, given: Mapping[str, Any], gpu: str) -> dict[str, Any]:
-    """What `rljob plan --from trl` reports of the options, with a model of this size, on one such GPU."""
+    """The report of `rljob plan --from trl` on the options, with a model of this size, on one such GPU."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "trl.yaml"
         config.write_text(yaml.safe_dump({"model_name_or_path": f"Qwen/Qwen3-{size.upper()}"} | dict(given)))

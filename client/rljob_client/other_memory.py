@@ -17,7 +17,7 @@ from rljob_memory.plan import first_plan
 from rljob_memory.sizes import MIB
 
 _TILE_TOKENS = 384
-"""Of a chunk of logits that takes as much as TRL's tiles: 1.5 GiB with a vocabulary of 151,936."""
+"""Size of a chunk of logits that takes as much as TRL's tiles: 1.5 GiB with a vocabulary of 151,936."""
 _16_BIT = ("bfloat16", "float16", "auto")
 """Values of `dtype`, which is float32 by default; `auto`: that of the checkpoint."""
 
@@ -31,7 +31,7 @@ def as_configured(options: Mapping[str, Any], setup: Setup) -> tuple[MemorySetti
     """The memory settings that the options of a colocated TRL stand for, and the setup with TRL's state. Nothing is
     `Auto`. Raises `BadInput`."""
     is_16_bit = str(options.get("dtype", options.get("torch_dtype"))) in _16_BIT
-    state: dict[str, Any] = {"casts_weights": not is_16_bit}
+    state: dict[str, Any] = {"casts_weights": not is_16_bit, "keeps_cache": True}
     if is_16_bit:
         state |= {"master_bytes": 2, "moment_bytes": 2}
     hardware = replace(setup.hardware, layers_compiled=False)

@@ -32,6 +32,8 @@ class Workload:
     """Size of a trained weight with all its bits, and of its gradient; 2: another trainer trains in 16 bits."""
     casts_weights: bool = False
     """All weights, also frozen ones, are float32, and forward passes cast them, as in torch's autocast."""
+    keeps_cache: bool = False
+    """The allocator keeps the memory of an update until an engine wakes up, or always if none sleeps."""
     quantized_weights: bool = False
     """The engine keeps the weights of linear layers in 8 bits."""
     quantized_kv_cache: bool = False

@@ -6,7 +6,7 @@ Sizes are of one rank, and of one GPU of an engine. The sources are papers, code
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -151,9 +151,22 @@ def offloads_reference(plan: MemoryPlan) -> bool:
 def gpu_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     """The lines of the GPUs; none without GPUs."""
     if setup.hardware.device == "cuda":
-        yield from _state_lines(setup, plan)
-        yield from _update_lines(setup, plan)
-        yield from _engine_lines(setup, plan)
+        lines = [*_state_lines(setup, plan), *_update_lines(setup, plan), *_engine_lines(setup, plan)]
+        yield from lines
+        if setup.work.keeps_cache:
+            yield from _cache_lines(lines, ("sync",) if engine_sleeps(setup.work, plan) else ("sync", "rollout"))
+
+
+def _cache_lines(lines: Sequence[Line], phases: Sequence[Phase]) -> Iterator[Line]:
+    """The memory that an update leaves in the allocator, as far as the phase does not use it."""
+    in_update = _total(lines, "update")
+    for phase in phases:
+        left = max(in_update - _total(lines, phase), 0)
+        yield Line("policy", "cache of the update", "gpu", left, frozenset({phase}), "kept by torch's allocator")
+
+
+def _total(lines: Sequence[Line], phase: Phase) -> int:
+    return sum(line.bytes for line in lines if phase in line.phases)
 
 
 def _state_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:

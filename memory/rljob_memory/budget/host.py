@@ -41,8 +41,8 @@ memory, without the state that is in host memory, was 2.06 to 2.24 GiB for a pol
 for an engine process (plan_accuracy.json, topologies.json; torch 2.11, vLLM 0.26)."""
 
 _GROUP_BYTES = 384 * MIB
-"""Of a process in a group of NCCL: 2.3 to 2.6 GiB for a policy rank, 2.2 to 2.4 GiB for an engine process
-(topologies.json, tensor_parallel.json)."""
+"""Additional memory of a process in a group of NCCL: a policy rank takes 2.3 to 2.6 GiB, an engine process 2.2 to 2.4
+GiB (topologies.json, tensor_parallel.json)."""
 
 RAY_BYTES = 384 * MIB
 """Ray's processes in one pod: raylet, agents, and the GCS in the controller's."""
@@ -57,6 +57,17 @@ products, and the bucket that is being received. Measured with SmolLM2-135M."""
 _PINNED_REFERENCE = 1.6
 """Multiples of its weights that a reference model in pinned host memory takes, measured with Qwen3-4B in
 bench/results/plan_accuracy.json. torch rounds each of its parameters up to a power of two: that alone is 1.4."""
+
+_PINNED_ENGINE_WEIGHTS = 1.38
+"""Multiples of its weights that an engine takes asleep at level 1: torch pins vLLM's copies, and rounds each up to a
+power of two. 1.37 to 1.38 with 8B (plan_accuracy.json)."""
+
+_KERNELS_OF_8_BITS_BYTES = 64 * MIB
+"""Additional memory of an engine in 8 bits: 30 to 70 MiB (plan_accuracy.json)."""
+
+_SECOND_VARIANT_BYTES = int(0.3 * GIB)
+"""Code of the layers that are compiled once more, without adapters, for the KL term: 0.3 GiB with 4B and 8B
+(plan_accuracy.json)."""
 
 READING_BYTES = 256 * MIB
 """Weights on their way to one rank's GPU: four threads each have 8 Mi numbers, as stored and in float32, in at most 4
@@ -164,6 +175,12 @@ def _policy_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Li
 
     in_group = work.policy_ranks > 1 or not work.is_colocated
     yield line("processes", _process_bytes(device, "policy", in_group=in_group), ALWAYS, f"{ranks} ranks")
+    if device == "cuda" and model.adapter_parameters:
+        # Drawn by each rank, in pieces that the allocator keeps; not with several ranks, which shard them.
+        drawn = 4 * model.adapter_parameters if work.policy_ranks == 1 else 0
+        yield line("adapters as drawn", drawn, ALWAYS, "float32")
+        second = _SECOND_VARIANT_BYTES if work.reference_model else 0
+        yield line("layers without adapters", second, _TRAINING, "compiled, for algorithm.klCoefficient")
     yield line("weights being read", loading_bytes(model, device), frozenset({"start"}), "pieces of files")
     if not plan.optimizer_offload if copies.checkpoint is None else copies.checkpoint:
         yield line("copy for checkpoints", state.changed, _BEFORE_EXPORT, "masters and moments")
@@ -198,13 +215,16 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
 
     in_group = work.tensor_parallel_size > 1 or not work.is_colocated
     each = _process_bytes(device, "rollout", in_group=in_group)
+    if work.quantized_weights or work.quantized_kv_cache:
+        each += _KERNELS_OF_8_BITS_BYTES
     yield line("engine processes", each, ALWAYS, f"{processes} processes")
     weights = engine_weight_bytes(work, model)
     if device == "cpu":
         yield line("engine's weights", _CPU_ENGINE_COPIES * weights, ALWAYS, "as received, and packed")
         yield line("KV cache", plan.kv_cache_bytes, ALWAYS, "memory.kvCache")
     elif plan.rollout_sleep_level == 1:
-        yield line("weights of the sleeping engine", weights, _TRAINING, "rolloutSleep: Level1")
+        pinned = _PINNED_ENGINE_WEIGHTS * weights
+        yield line("weights of the sleeping engine", pinned, _TRAINING, "rolloutSleep: Level1")
 
 
 def _process_bytes(device: DeviceKind, role: Role, *, in_group: bool) -> int:

@@ -106,7 +106,7 @@ def test_the_plan_of_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def trl_options(dtype: str, responses: int, tokens: int, *, checkpointing: bool) -> str:
-    """Of the recorded runs: 128 responses a step, vLLM in the same process, which sleeps in updates."""
+    """Options of the recorded runs: 128 responses a step, vLLM in the same process, which sleeps in updates."""
     options: dict[str, Any] = {
         "model_name_or_path": "Qwen/Qwen3-8B" if tokens == 1024 else "Qwen/Qwen3-0.6B",
         "dtype": dtype,

@@ -171,3 +171,21 @@ def test_the_setup_of_reported_facts_is_the_trainers_own() -> None:
     on_cpu = Setup(workload_of(spec), MODEL, Hardware("cpu", 0, 16 * GIB))
     assert setup_of(spec, facts_of(on_cpu)) == on_cpu
     assert setup_of(spec, None) is None
+
+
+@pytest.mark.parametrize("sleep", ["Level2", "Disabled"])
+def test_an_allocator_that_keeps_its_cache_holds_what_the_update_took(sleep: str) -> None:
+    setup = Setup(replace(WORK, keeps_cache=True), QWEN3_8B, H200)
+    predicted = budget(setup, memory_plan(rollout_sleep=sleep))
+    in_update = predicted.total("gpu", "update")
+    assert predicted.total("gpu", "sync") == in_update
+    assert (predicted.total("gpu", "rollout") == in_update) == (sleep == "Disabled")
+
+
+def test_weights_that_are_cast_or_trained_in_16_bits_take_their_bytes() -> None:
+    cast, small = replace(WORK, casts_weights=True), replace(WORK, master_bytes=2, moment_bytes=2)
+    assert state_bytes(MODEL, cast) == state_bytes(MODEL, WORK)
+    assert state_bytes(MODEL, replace(cast, reference_model=True)) == 1000 * 16, "its weights are float32"
+    assert state_bytes(MODEL, small) == 1000 * 6
+    casts, half = PolicyState(cast, MODEL), PolicyState(small, MODEL)
+    assert (casts.casts, casts.gradients, half.casts, half.gradients) == (2000, 4000, 0, 2000)

@@ -180,8 +180,20 @@ SLEEPING = "weights of the sleeping engine"
 
 
 def test_an_engine_that_sleeps_at_level_1_keeps_its_weights_on_the_host() -> None:
-    assert used(memory_plan(rollout_sleep="Level1"))[SLEEPING] == 16e9
+    assert used(memory_plan(rollout_sleep="Level1"))[SLEEPING] == 1.38 * 16e9
     assert SLEEPING not in used(memory_plan(rollout_sleep="Level2"))
+
+
+def test_adapters_of_one_rank_and_a_kl_term_take_host_memory() -> None:
+    adapted = replace(EIGHT_B, adapter_parameters=100_000_000)
+    assert used(ON_GPU, adapted)["adapters as drawn"] == 400e6
+    assert used(ON_GPU, adapted, replace(WORK, reference_model=True))["layers without adapters"] == int(0.3 * GIB)
+    assert used(ON_GPU, adapted, ON_EIGHT_GPUS).keys().isdisjoint({"adapters as drawn", "layers without adapters"})
+
+
+@pytest.mark.parametrize("work", [replace(WORK, quantized_weights=True), replace(WORK, quantized_kv_cache=True)])
+def test_an_engine_in_8_bits_takes_more_host_memory(work: Workload) -> None:
+    assert used(ON_GPU, work=work)["engine processes"] - used(ON_GPU)["engine processes"] == 64 * MIB
 
 
 def test_processes_of_an_engine_share_its_weights_and_need_dev_shm() -> None:
@@ -189,8 +201,8 @@ def test_processes_of_an_engine_share_its_weights_and_need_dev_shm() -> None:
     whole, parts = (
         predicted(spec(policy=eight, rollout={"tensorParallelSize": size}), EIGHT_B, asleep) for size in (1, 4)
     )
-    assert uses(whole)[SLEEPING] == 8 * 16e9
-    assert uses(parts)[SLEEPING] == 2 * 16e9
+    assert uses(whole)[SLEEPING] == 8 * 1.38 * 16e9
+    assert uses(parts)[SLEEPING] == 2 * 1.38 * 16e9
     more = uses(parts)["engine processes"] - uses(whole)["engine processes"]
     assert more == 8 * 384 * MIB, "a process for each GPU, and NCCL in it"
     assert shared_memory_bytes(parts) - shared_memory_bytes(whole) == 8 * (64 + 24) * MIB

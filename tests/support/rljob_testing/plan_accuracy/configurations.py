@@ -30,7 +30,7 @@ class Arm:
     model: str
     response_tokens: int = 1024
     prompts: int = 16
-    """With 8 responses to each."""
+    """Prompts of a step, with 8 responses to each."""
     prompt_tokens: int = SHORT_PROMPT
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Sections of the spec, merged over the usual ones."""
@@ -76,7 +76,7 @@ MOST_STEP_SECONDS = 30.0
 """Predicted; configurations with longer steps are not drawn."""
 
 MOST_HOST_BYTES_PER_GPU = 120 * GIB
-"""Of host memory, predicted: four arms share a machine."""
+"""Limit on the predicted host memory: four arms share a machine."""
 
 MISSING_SHARE = 0.1
 """A configuration that lacks at most this part of the GPU by the prediction is drawn too: it is refused although it
@@ -202,11 +202,3 @@ def _parts(arm: Arm) -> Iterator[str]:
         yield f"on {arm.card_gib} GiB"
     if arm.gpus > 1:
         yield f"{arm.gpus} GPUs"
-
-
-def named(name: str) -> Arm:
-    """The arm of a row's name: of the table, or `seed-SEED-NUMBER` of a draw."""
-    if name in ARMS:
-        return ARMS[name]
-    seed, number = map(int, name.removeprefix("seed-").split("-"))
-    return drawn(seed, number)[name]

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rljob_testing.plan_accuracy.errors import PHASES, Row, has_held, statistics_of
+from rljob_testing.plan_accuracy.errors import PHASES, Row, compared_again, has_held, statistics_of
 from rljob_testing.repository import ROOT
 
 RESULTS = [ROOT / "bench" / "results" / folder / "plan_accuracy.json" for folder in ("", "h200")]
-"""On H100s, and on H200s."""
+"""Results on H100s, and on H200s."""
 PAGE, PLOT = ROOT / "docs" / "sizing.md", ROOT / "docs" / "plan-accuracy.svg"
 TRL_RESULT, TRL_PAGE = ROOT / "bench" / "results" / "trl_accuracy.json", ROOT / "docs" / "other-trainers.md"
 END = "<!-- end -->\n"
@@ -28,7 +28,6 @@ _TRL_OPTIONS = (
     "vllm_enable_sleep_mode",
     "vllm_gpu_memory_utilization",
 )
-_SETS = {"drawn": "drawn by a seed, after the predictor was final", "all": "all"}
 _VALUES = {
     "memory": "GPU and host, all phases",
     "gpu": "GPU, all phases",
@@ -85,9 +84,9 @@ def _trl_lines(found: Sequence[Row]) -> Iterator[str]:
 def _lines(found: Sequence[Row]) -> Iterator[str]:
     yield "| configurations | value | count | median error | 95th percentile | predicted ÷ measured | > 2 % too small |"
     yield "|---|---|---|---|---|---|---|"
-    statistics = statistics_of(found)
-    for name, title in _SETS.items():
-        of_set = statistics.get(name, {})
+    before, today = statistics_of(found), statistics_of([compared_again(row) for row in found])
+    sets = {"drawn, predicted before they ran": before["drawn"], "all, predicted as today": today["all"]}
+    for title, of_set in sets.items():
         for value, shown in _VALUES.items():
             error = of_set.get(value, {"count": 0})
             if error["count"]:

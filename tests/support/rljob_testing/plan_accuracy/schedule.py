@@ -21,7 +21,7 @@ class GpuJob:
 
     name: str
     model: str
-    """What `run_jobs` has to prepare before."""
+    """The model that `run_jobs` has to prepare before."""
     gpus: int
     seconds: float
     """Estimated."""
