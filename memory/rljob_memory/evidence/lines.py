@@ -228,17 +228,17 @@ def _utf_16(start: bytes) -> str | None:
     return "utf-16-le" if odd > even else "utf-16-be"
 
 
-def pieces(line: bytes) -> Iterator[bytes]:
+def pieces(line: bytes) -> list[bytes]:
     """The lines inside of a line of JSON, or of text whose line ends are escaped. Of long ones, the parts around
     words about memory."""
+    inner = [line]
     if line[:1] == b"{" and (text := _out_of_json(line)) is not None:
-        for unescaped in text.splitlines():
-            yield from _excerpts(unescaped.encode("utf-8", "backslashreplace"))
+        inner = [part.encode("utf-8", "backslashreplace") for part in text.splitlines()]
     elif b"\\n" in line and line.count(b"\\n") > 1:
-        for part in _ESCAPED_END.split(line):
-            yield from _excerpts(part.replace(b'\\"', b'"').replace(b"\\t", b"\t"))
-    else:
-        yield from _excerpts(line)
+        inner = [part.replace(b'\\"', b'"').replace(b"\\t", b"\t") for part in _ESCAPED_END.split(line)]
+    if max(map(len, inner), default=0) <= _LONG_LINE_BYTES:
+        return inner
+    return [excerpt for part in inner for excerpt in _excerpts(part)]
 
 
 def _out_of_json(line: bytes) -> str | None:

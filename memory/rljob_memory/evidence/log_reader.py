@@ -135,7 +135,7 @@ class LogReader:
                 else:
                     self._raw_above.append(raw)
                 continue
-            parts = list(pieces(raw))
+            parts = pieces(raw)
             for piece, place in zip(parts, [group] if parts == [raw] else groups.of(parts), strict=True):
                 self._number += 1
                 if place is None and (b"%|" in piece or b"{'loss'" in piece):
@@ -187,7 +187,9 @@ class LogReader:
         self._note_retry(line)  # also what failed in the same line
 
     def _writer(self, name: str) -> _Writer:
-        writer = self._writers.setdefault(name, _Writer())
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = _Writer()
         self._writers.move_to_end(name)
         if len(self._writers) > _MOST_WRITERS:
             self._close_message(self._writers.popitem(last=False)[1])
