@@ -122,6 +122,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in a file of a model. Raises `BadInput` if it is missing, unreadable or not an object."""
     try:
+        if file.exists() and not file.is_file():
+            raise BadInput(f"expected {file.name} in the model directory {file.parent}, found no regular file")
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if (file.parent / ADAPTER).is_file():

@@ -16,8 +16,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.manifest import ManifestError, only_job
 from rljob_api.quantity import quantity_bytes
 from rljob_client.errors import BadInput, RunError
-from rljob_client.model_dimensions import described_dimensions
-from rljob_client.model_files import read_config
+from rljob_client.model_dimensions import described_dimensions, require_dense
 from rljob_client.other_configs import Source, options_of, spec_from
 from rljob_client.other_memory import as_configured, is_colocated
 from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup, budget
@@ -35,6 +34,7 @@ DOES_NOT_FIT = 1
 _DEFAULT_GPU = "h100"
 _MOST_GPUS = 4096
 _LARGEST_BYTES = 64 * TIB
+_MOST_PARAMETERS = 10**13
 _SHOWN_PHASES: tuple[Phase, ...] = ("rollout", "update", "sync")
 _SHOWN_USES = 3
 """Largest uses that are listed for each place."""
@@ -108,7 +108,7 @@ def _fail(message: str) -> None:
 def setup_for(spec: RLJobSpec, directory: Path, options: PlanOptions) -> Setup:
     """The job on the machine of the options. `directory`: that of the manifest. Raises `RunError`."""
     work = workload_of(spec)
-    hardware = _hardware(options, work.policy_ranks, on_cpu=spec.policy.gpus_per_replica == 0 and not options.gpu)
+    hardware = _hardware(options, work.policy_ranks, on_cpu=spec.policy.gpus_per_replica == 0 and options.gpu is None)
     setup = Setup(work, _shape(spec, hardware), hardware)
     if options.gpus is None:
         return setup
@@ -123,8 +123,12 @@ def _shape(spec: RLJobSpec, hardware: Hardware) -> ModelShape:
     scheme, _, location = spec.model.uri.partition("://")
     folder = Path("/", location) if scheme == "file" else _in_hub_cache(location) if scheme == "hf" else None
     if folder is not None:
-        _require_dense(folder)
+        require_dense(folder)
         shape = described_dimensions(folder).shape(size)
+        if shape.parameters > _MOST_PARAMETERS:
+            raise BadInput(
+                f"expected at most {_MOST_PARAMETERS:.0e} parameters, found {shape.parameters:.0e} in {folder}"
+            )
         return shape if spec.policy.lora is None else with_adapters(shape, spec.policy.lora.rank)
     found = shape_in_uri(spec, size)
     if found is None:
@@ -133,20 +137,6 @@ def _shape(spec: RLJobSpec, hardware: Hardware) -> ModelShape:
             "and its name has no size such as 8B; write file:// and a directory with its config.json"
         )
     return found
-
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
-def _require_dense(directory: Path) -> None:
-    """Raise `BadInput` for a mixture of experts, whose activations and weights in use are not known."""
-    config = read_config(directory)
-    if experts := next((name for name in _EXPERTS if config.get(name)), None):
-        raise BadInput(
-            f"expected a dense model, found {config['architectures'][0]} with {experts}: {config[experts]} in "
-            f"{directory / 'config.json'}; known: its KV cache and attention; not known: the activations of experts, "
-            "and the time that they take"
-        )
 
 
 def _in_hub_cache(location: str) -> Path | None:
@@ -166,7 +156,7 @@ def _hardware(options: PlanOptions, gpus: int, *, on_cpu: bool) -> Hardware:
     if on_cpu:
         return replace(ASSUMED["cpu"], host_memory_bytes=_host_bytes(options, 0, is_here=True))
     here = _gpu_of_this_machine() if options.gpu is None else None
-    memory_bytes, name = _gpu(options.gpu or here or _DEFAULT_GPU)
+    memory_bytes, name = _gpu(here or _DEFAULT_GPU if options.gpu is None else options.gpu)
     host_bytes = _host_bytes(options, options.gpus or gpus, is_here=here is not None)
     return Hardware("cuda", memory_bytes, host_bytes, gpu=name, layers_compiled=True)
 
@@ -179,9 +169,10 @@ def _gpu(given: str) -> tuple[int, str]:
     size = _size(given, "--gpu") if re.match(r"[0-9]", given) else None
     if size is None:
         close = get_close_matches(name, GPU_TYPES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; write one of these"
+        hint = f"did you mean {close[0]}?" if close else "write one of these"
         raise InvalidOptions(
-            f"--gpu: expected one of {', '.join(GPU_TYPES)}, or the memory of a GPU such as 80Gi, found {given!r}{hint}"
+            f"--gpu: expected one of {', '.join(GPU_TYPES)}, or the memory of a GPU such as 80Gi, "
+            f"found {given!r:.100}; {hint}"
         )
     return size, Hardware("cuda", size, 0).gpu_type.name
 
@@ -201,7 +192,7 @@ def _size(text: str, option: str) -> int:
         size = quantity_bytes(text)
         if GIB <= size <= _LARGEST_BYTES:
             return size
-    raise InvalidOptions(f"{option}: expected a size from 1Gi to 64Ti, found {text!r}; write it like 80Gi")
+    raise InvalidOptions(f"{option}: expected a size from 1Gi to 64Ti, found {text!r:.100}; write it like 80Gi")
 
 
 def _gpu_of_this_machine() -> str | None:

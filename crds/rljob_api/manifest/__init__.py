@@ -15,6 +15,9 @@ from rljob_api.manifest.yaml_document import Document, explain, read_documents
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_api.metadata import API_VERSION
 
+_LARGEST_MANIFEST_BYTES = 2 << 20
+"""More than etcd stores of one object."""
+
 Severity = Literal["error", "warning", "note"]
 
 
@@ -185,7 +188,11 @@ def read_manifest(path: Path, text: str) -> list[ManifestDocument]:
 def read_text(path: Path) -> str:
     """The text of a manifest. Raises ManifestError."""
     try:
-        return decoded(path, path.read_bytes())
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST_MANIFEST_BYTES + 1)
+        if len(content) <= _LARGEST_MANIFEST_BYTES:
+            return decoded(path, content)
+        message = f"expected at most {_LARGEST_MANIFEST_BYTES >> 20} MiB, found more: name the file of one RLJob"
     except FileNotFoundError:
         message = "expected a manifest, found no such file"
     except IsADirectoryError:

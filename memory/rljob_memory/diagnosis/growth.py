@@ -17,8 +17,6 @@ from rljob_memory.trend import Trend, kendall_tau, past_growth, still_grows, the
 
 _FEW_VALUES = 4
 """A series of at most this many values shows a step, not a trend."""
-_STATE_SHARE = 0.125
-"""Smallest share of the GPU of a step that is the arrival of the optimizer's state."""
 _FIRST_STEPS = 2
 """Values that are left out, because the optimizer's state arrives with them."""
 # "Alone": the log has no failure. It needs more growth than a log that ends in one.
@@ -87,20 +85,6 @@ def host_growth(evidence_series: Sequence[MemorySeries]) -> tuple[MemorySeries, 
         if series.measure is Measure.HOST and (growth := _growth_over_steps(series, lambda sample: sample.rss_bytes))
     ]
     return max(found, key=lambda pair: pair[1].trend.growth_bytes, default=None)
-
-
-def arrived_state(series: MemorySeries, total_bytes: int) -> tuple[int, int] | None:
-    """Memory in tensors before and after one large step up at the beginning, and none later: the optimizer's state.
-
-    None if the second value is not at least an eighth of the GPU above the first, or if the series has more values.
-    """
-    values = [sample.allocated_bytes for sample in series.samples if sample.micro_batch is None]
-    if series.measure is not Measure.TENSORS:
-        return None
-    if not 2 <= len(values) <= _FEW_VALUES:
-        return None
-    before, after = values[0], min(values[1:])
-    return (before, after) if after - before >= _STATE_SHARE * total_bytes else None
 
 
 def large_growth(series: MemorySeries) -> tuple[int, int] | None:

@@ -7,8 +7,12 @@ general advice for the class is the better advice.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.resources import files
+
+from pydantic import TypeAdapter
 
 from rljob_api.memory_failure import Activity, FailureKind
 from rljob_memory.diagnosis.balance import Balance
@@ -17,30 +21,6 @@ from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.programs import PROGRAMS, Effect, Option, Program
 from rljob_memory.sizes import human_bytes
 
-_EFFECTS: dict[FailureClass, tuple[Effect, ...]] = {
-    FailureClass.ACTIVATION_SPIKE: (Effect.UPDATE, Effect.ACTIVATIONS),
-    FailureClass.KV_CACHE_OVERSIZED: (Effect.SHARE, Effect.LENGTH, Effect.SEQUENCES),
-    FailureClass.WEIGHT_SYNC_SPIKE: (Effect.SYNC,),
-    FailureClass.OPTIMIZER_STATE: (Effect.OPTIMIZER, Effect.WEIGHTS, Effect.PARAMETERS, Effect.REFERENCE),
-    FailureClass.MODEL_WEIGHTS: (Effect.PARAMETERS, Effect.REFERENCE),
-    FailureClass.ENGINE_NOT_ASLEEP: (Effect.SLEEP, Effect.SHARE),
-    FailureClass.FRAGMENTATION: (Effect.SEGMENTS,),
-    FailureClass.ALLOCATOR_CACHE: (Effect.CACHE,),
-    FailureClass.SHARED_MEMORY: (Effect.LOADER,),
-}
-_SAMPLING_EFFECTS = (Effect.SEQUENCES, Effect.SHARE)
-_ENGINE_WEIGHT_EFFECTS = (Effect.ENGINE_PARALLEL,)
-_LOGIT_EFFECTS = (Effect.LOGITS, Effect.UPDATE, Effect.ACTIVATIONS)
-_ENGINE_FRAGMENTATION_ADVICE = (
-    "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for this engine, if it uses no sleep mode, or use a newer "
-    "version of it."
-)
-_LOST_PROCESS_ADVICE = (
-    "The log does not show the reason: look for the kernel's kill in dmesg, for the exit code in the raylet's log and, "
-    "in a cluster, in kubectl describe pod."
-)
-_ADDS_TO_THE_GENERAL = frozenset({FailureClass.SHARED_MEMORY})
-"""Classes whose general advice comes first."""
 _TOO_SMALL = ("needed_bytes", "available_bytes")
 _STEP_OF_SHARE = 0.05
 _LEAST_SHARE = 0.05
@@ -53,32 +33,58 @@ def with_program_advice(diagnosis: Diagnosis, balance: Balance) -> Diagnosis:
     """The diagnosis with the options of the program that the log shows; unchanged if it shows none that helps."""
     if diagnosis.is_of_rljob and not balance.evidence.shows_a_trainer:
         return diagnosis
-    parts = list(_special(diagnosis, balance)) or list(_options_by_program(diagnosis, balance))
-    if parts and diagnosis.failure_class in _ADDS_TO_THE_GENERAL:
-        parts.insert(0, diagnosis.failure_class.general_advice)
-    return replace(diagnosis, program_advice=" ".join(parts)) if parts else diagnosis
+    row = next((row for row in _ROWS if row.fits(diagnosis.failure_class, balance)), None)
+    sentences = list(_special(diagnosis, row, balance)) or list(_sentences(diagnosis, row, balance))
+    if sentences and row and row.after_the_general:
+        sentences.insert(0, diagnosis.failure_class.general_advice)
+    return replace(diagnosis, program_advice=" ".join(sentences)) if sentences else diagnosis
 
 
-def _special(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Row:
+    """An entry of `advice.toml`, whose head has the meaning of each field."""
+
+    cause: FailureClass
+    effects: tuple[Effect, ...] = ()
+    text: str = ""
+    activities: frozenset[Activity] = frozenset()
+    kinds: frozenset[FailureKind] = frozenset()
+    in_engine: bool = False
+    of_a_server: bool = False
+    after_the_general: bool = False
+
+    def fits(self, cause: FailureClass, balance: Balance) -> bool:
+        failure = balance.failure
+        if cause is not self.cause or (self.in_engine and not failure.in_engine):
+            return False
+        if self.of_a_server and balance.evidence.shows_a_trainer:
+            return False
+        return not (self.activities or self.kinds) or failure.activity in self.activities or failure.kind in self.kinds
+
+
+_TABLE = tomllib.loads(files(__package__).joinpath("advice.toml").read_text(encoding="utf-8"))
+_ROWS = TypeAdapter(tuple[_Row, ...]).validate_python(_TABLE["rows"])
+
+
+def _special(diagnosis: Diagnosis, row: _Row | None, balance: Balance) -> Iterator[str]:
     """Advice that no option of a trainer gives."""
-    failure, evidence = balance.failure, balance.evidence
-    match diagnosis.failure_class:
-        case FailureClass.FRAGMENTATION if failure.in_engine and not evidence.shows_a_trainer:
-            yield _ENGINE_FRAGMENTATION_ADVICE
-        case FailureClass.HOST_MEMORY if failure.kind is FailureKind.LOST:
-            yield _LOST_PROCESS_ADVICE
-        case FailureClass.HOST_MEMORY if evidence.host_owners:
-            owner = max(evidence.host_owners, key=lambda task: evidence.host_owners[task])
-            held = human_bytes(evidence.host_owners[owner])
-            found = _option(Effect.SLEEP, evidence) if owner.endswith(".sleep") else None
-            less = f": leave out {_spelled(found[1], evidence)}, or use fewer engines" if found else ""
-            yield f"The largest users of host memory are {owner} with {held}{less}."
-            yield diagnosis.failure_class.general_advice
+    owners = balance.evidence.host_owners
+    if row and row.text:
+        yield row.text
+    elif diagnosis.failure_class is FailureClass.HOST_MEMORY and owners:
+        owner, held = owners.most_common(1)[0]
+        found = _option(Effect.SLEEP, balance.evidence) if owner.endswith(".sleep") else None
+        less = f": leave out {_spelled(found[1], balance.evidence)}, or use fewer engines" if found else ""
+        yield f"The largest users of host memory are {owner} with {human_bytes(held)}{less}."
+        yield diagnosis.failure_class.general_advice
 
 
-def _options_by_program(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]:
+def _sentences(diagnosis: Diagnosis, row: _Row | None, balance: Balance) -> Iterator[str]:
     evidence = balance.evidence
-    options = [found for effect in _effects(diagnosis, balance) if (found := _option(effect, evidence))]
+    effects = row.effects if row else ()
+    if not evidence.shows_a_trainer:  # a server never puts its engine to sleep for an update
+        effects = tuple(effect for effect in effects if effect is not Effect.SLEEP)
+    options = [found for effect in effects if (found := _option(effect, evidence))]
     changes = [
         (program, change)
         for program, option in options
@@ -90,27 +96,10 @@ def _options_by_program(diagnosis: Diagnosis, balance: Balance) -> Iterator[str]
         yield f"{title}: {'; or '.join(change for owner, change in changes if owner is program)}."
 
 
-def _effects(diagnosis: Diagnosis, balance: Balance) -> tuple[Effect, ...]:
-    """The uses of memory to change, the most useful first."""
-    failure, evidence = balance.failure, balance.evidence
-    effects = _EFFECTS.get(diagnosis.failure_class, ())
-    samples = failure.activity in (Activity.SAMPLING, Activity.LOGITS, Activity.GRAPH_CAPTURE)
-    match diagnosis.failure_class:
-        case FailureClass.ACTIVATION_SPIKE if failure.activity is Activity.LOGITS:
-            effects = _LOGIT_EFFECTS
-        case FailureClass.KV_CACHE_OVERSIZED if samples or failure.kind is FailureKind.ENGINE_WARM_UP:
-            effects = _SAMPLING_EFFECTS
-        case FailureClass.MODEL_WEIGHTS if failure.in_engine:
-            effects = _ENGINE_WEIGHT_EFFECTS
-    if not evidence.shows_a_trainer:  # a server never puts its engine to sleep for an update
-        effects = tuple(effect for effect in effects if effect is not Effect.SLEEP)
-    return effects
-
-
 def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Option] | None:
     """The option of the trainer that the log shows; else of the engine."""
     shown = [program for key, program in PROGRAMS.items() if key in evidence.programs]
-    values, names = evidence.option_values, evidence.option_names
+    values, names = evidence.option_values, evidence.options
     for program in sorted(shown, key=lambda program: program.engine):
         version = evidence.versions.get(program.key)
         if option := program.option(effect, version, values, names, evidence.backend):
@@ -121,7 +110,7 @@ def _option(effect: Effect, evidence: CollectedEvidence) -> tuple[Program, Optio
 def _of_any_version(program: Program, option: Option, evidence: CollectedEvidence) -> Option:
     """The option as the log spells it, also with what it was in older versions if the log shows neither the version nor
     the name."""
-    if program.key in evidence.versions or option.leaf in evidence.option_names:
+    if program.key in evidence.versions or option.leaf in evidence.options:
         return replace(option, name=_spelled(option, evidence))
     older = program.older(option)
     if option.before is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from rljob_api.memory_failure import GpuProcess, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
@@ -13,7 +13,6 @@ from rljob_memory.evidence.activity import activity_of
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure
 from rljob_memory.evidence.first_failure import failure_to_explain
-from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.model_facts import ModelFacts, micro_batch_tokens
 from rljob_memory.programs import PROGRAMS, Effect
 from rljob_memory.sample import MemorySample
@@ -90,7 +89,7 @@ class EngineRecord:
     """True if it is known to run in the failing process."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True)
 class CollectedEvidence:
     """A failure, and all that is known around it."""
 
@@ -100,25 +99,22 @@ class CollectedEvidence:
     failures: int = 0
     """Out-of-memory messages of all attempts."""
 
-    secondary: Mapping[str, int] = field(default_factory=dict)
+    secondary: Counter[str] = field(default_factory=Counter)
     """Consequences of a failure elsewhere, counted by name."""
 
-    series: tuple[MemorySeries, ...] = ()
+    series: Sequence[MemorySeries] = ()
     """Memory of each process up to the failure."""
 
     engine: EngineRecord = EngineRecord()
 
-    gpu_processes: Mapping[int, tuple[GpuProcess, ...]] = field(default_factory=dict)
+    gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
     """Process tables, by GPU."""
 
-    gpu_use: tuple[tuple[int, int], ...] = ()
+    gpu_use: list[tuple[int, int]] = field(default_factory=list)
     """Bytes in use and in total of each GPU in tables of nvidia-smi and in HAMi's log, in their order."""
 
     siblings: tuple[str, ...] | None = None
     """Names of the other processes of its container that use a GPU; None if unknown."""
-
-    barrier_on_gpu_0: bool = False
-    """True if a rank warned that it uses GPU 0 for a barrier."""
 
     host: MemorySample = field(default_factory=MemorySample)
     """Host memory of the container: the most that was seen in use."""
@@ -129,9 +125,9 @@ class CollectedEvidence:
     engines_apart: bool = False
     """True if policy and engines have GPUs of their own (`topology: Disaggregated`)."""
 
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
-    programs: tuple[str, ...] = ()
+    programs: list[str] = field(default_factory=list)
     """Trainers and engines that the log shows, by their key in `PROGRAMS`."""
 
     is_of_rljob: bool = False
@@ -140,25 +136,27 @@ class CollectedEvidence:
     trains: bool = False
     """True if a traceback has a script that trains, by its name."""
 
-    option_values: Mapping[str, str] = field(default_factory=dict)
-    """Values of their options, by the last part of the option's name; only of those that have one value in the log."""
+    options: dict[str, list[str]] = field(default_factory=dict)
+    """Different values of options of the programs, by the last part of the option's name."""
 
-    option_spellings: Mapping[str, str] = field(default_factory=dict)
+    option_spellings: dict[str, str] = field(default_factory=dict)
     """Whole names of options as the log has them, by the last part."""
 
     backend: str = "fsdp"
     """Backend of the trainer: `fsdp` or `megatron`."""
 
-    host_owners: Mapping[str, int] = field(default_factory=dict)
+    host_owners: Counter[str] = field(default_factory=Counter)
     """Host memory by task in Ray's table of its largest users, in bytes."""
-
-    option_names: frozenset[str] = frozenset()
-    """Last parts of the names of all options that have a value in the log, also of those with several values."""
 
     model: ModelFacts = field(default_factory=ModelFacts)
 
-    names: tuple[str, ...] = ()
+    names: list[str] = field(default_factory=list)
     """Files that were read."""
+
+    @property
+    def option_values(self) -> Mapping[str, str]:
+        """Values of the options that have one value in the log."""
+        return {name: values[0] for name, values in self.options.items() if len(values) == 1}
 
     @property
     def shows_a_trainer(self) -> bool:
@@ -177,48 +175,29 @@ class CollectedEvidence:
         return self.engine.kv_cache_bytes is not None and not self.engine.asleep and not self.shows_a_trainer
 
 
-@dataclass(slots=True)
-class EvidenceBuilder:
+@dataclass(kw_only=True)
+class EvidenceBuilder(CollectedEvidence):
     """Collects what the readers find, then builds the evidence."""
 
-    failures: list[Failure] = field(default_factory=list)
-    failure_count: int = 0
-    secondary: Counter[str] = field(default_factory=Counter)
+    found: list[Failure] = field(default_factory=list)
     snapshots: deque[Failure] = field(default_factory=lambda: deque(maxlen=_MOST_SNAPSHOTS))
     restarts: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_RESTARTS))
-    series: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
+    lives: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
+    """Samples of the processes of each name, one after the other."""
     lengths: dict[str, deque[float]] = field(default_factory=dict)
     """Tokens of the sequences, by the series of memory in the same lines."""
     measures: dict[str, tuple[Measure, bool]] = field(default_factory=dict)
     """The measure of each series, and if its figures are maxima."""
-    engine: EngineRecord = field(default_factory=EngineRecord)
-    gpu_processes: dict[int, list[GpuProcess]] = field(default_factory=dict)
-    gpu_use: list[tuple[int, int]] = field(default_factory=list)
-    siblings: tuple[str, ...] | None = None
-    barrier_on_gpu_0: bool = False
-    host: MemorySample = field(default_factory=MemorySample)
-    plan: MemoryPlan | None = None
-    engines_apart: bool = False
-    versions: dict[str, str] = field(default_factory=dict)
-    programs: list[str] = field(default_factory=list)
-    is_of_rljob: bool = False
-    trains: bool = False
-    option_values: dict[str, list[str]] = field(default_factory=dict)
-    option_spellings: dict[str, str] = field(default_factory=dict)
-    backend: str = "fsdp"
-    host_owners: Counter[str] = field(default_factory=Counter)
-    model: ModelFacts = field(default_factory=ModelFacts)
-    names: list[str] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
         """True if no more failures are added."""
-        return len(self.failures) >= _MOST_FAILURES_KEPT
+        return len(self.found) >= _MOST_FAILURES_KEPT
 
     def add_failure(self, failure: Failure) -> None:
-        self.failure_count += 1
+        self.failures += 1
         if not self.is_full:
-            self.failures.append(failure)
+            self.found.append(failure)
 
     def add_account(self, failure: MemoryFailure, source: str) -> None:
         """A failure as its process recorded it, with what the process knows around it."""
@@ -266,8 +245,8 @@ class EvidenceBuilder:
 
     def begin_series(self, name: str) -> None:
         """Later samples under this name belong to another process than earlier ones."""
-        if name in self.series or len(self.series) < _MOST_SERIES:
-            self.series.setdefault(name, deque(maxlen=_MOST_LIVES)).append(deque(maxlen=_MOST_SAMPLES))
+        if name in self.lives or len(self.lives) < _MOST_SERIES:
+            self.lives.setdefault(name, deque(maxlen=_MOST_LIVES)).append(deque(maxlen=_MOST_SAMPLES))
 
     def add_sample(
         self,
@@ -279,16 +258,24 @@ class EvidenceBuilder:
         length: float | None = None,
     ) -> None:
         """The latest ones are kept: they are nearest to the failure."""
-        if name not in self.series:
+        if name not in self.lives:
             self.begin_series(name)
             self.measures[name] = measure, is_peak
-        if name in self.series:
-            self.series[name][-1].append(sample)
-        if length is not None and name in self.series:
+        if name in self.lives:
+            self.lives[name][-1].append(sample)
+        if length is not None and name in self.lives:
             self.lengths.setdefault(name, deque(maxlen=_MOST_SAMPLES)).append(length)
 
     def add_host(self, host: MemorySample) -> None:
-        self.host = merged(self.host, host)
+        """Host memory of the same container: the most that was in use, the latest value of every other number."""
+        known = self.host
+        self.host = MemorySample(
+            host_used_bytes=max(known.host_used_bytes, host.host_used_bytes),
+            host_limit_bytes=host.host_limit_bytes or known.host_limit_bytes,
+            oom_kills=max(known.oom_kills, host.oom_kills),
+            shared_memory_used_bytes=max(known.shared_memory_used_bytes, host.shared_memory_used_bytes),
+            shared_memory_bytes=host.shared_memory_bytes or known.shared_memory_bytes,
+        )
 
     def add_gpu_process(self, gpu: int, process: GpuProcess) -> None:
         processes = self.gpu_processes.setdefault(gpu, [])
@@ -301,7 +288,7 @@ class EvidenceBuilder:
 
     def add_all(self, other: EvidenceBuilder) -> None:
         """Add what `other` knows around its failures: samples, engine, siblings, programs."""
-        for name, lives in other.series.items():
+        for name, lives in other.lives.items():
             measure, is_peak = other.measures.get(name, _TENSORS)
             for sample in lives[-1]:
                 self.add_sample(name, sample, measure, is_peak=is_peak)
@@ -312,13 +299,13 @@ class EvidenceBuilder:
         self.programs.extend(key for key in other.programs if key not in self.programs)
         self.is_of_rljob = self.is_of_rljob or other.is_of_rljob
         self.trains = self.trains or other.trains
-        self.option_values.update(other.option_values)
+        self.options.update(other.options)
 
     def build(self) -> CollectedEvidence:
         """The evidence of the first failure of the last attempt among those that were found."""
-        failures = [failure for failure in self.failures if not self._is_explained(failure)]
+        failures = [failure for failure in self.found if not self._is_explained(failure)]
+        count = self.failures - (len(self.found) - len(failures))
         failure = failure_to_explain(failures, self.snapshots, self.restarts)
-        count = self.failure_count - (len(self.failures) - len(failures))
         return self._around(failure, count or len(self.snapshots), self.plan)
 
     def _is_explained(self, failure: Failure) -> bool:
@@ -336,36 +323,15 @@ class EvidenceBuilder:
         return self._around(_structured(account), 1, plan)
 
     def _around(self, failure: Failure | None, failures: int, plan: MemoryPlan | None) -> CollectedEvidence:
-        options = {name: values[0] for name, values in self.option_values.items() if len(values) == 1}
-        return CollectedEvidence(
-            failure=failure,
-            failures=failures,
-            secondary=dict(self.secondary),
-            series=tuple(
-                MemorySeries(name, samples, *self.measures.get(name, _TENSORS), tuple(self.lengths.get(name, ())))
-                for name, lives in self.series.items()
-                if (samples := _samples_before(lives, failure))
-            ),
-            engine=self.engine,
-            gpu_processes={gpu: tuple(processes) for gpu, processes in self.gpu_processes.items()},
-            gpu_use=tuple(self.gpu_use),
-            siblings=self.siblings,
-            barrier_on_gpu_0=self.barrier_on_gpu_0,
-            host=self.host,
-            plan=plan,
-            engines_apart=self.engines_apart,
-            versions=dict(self.versions),
-            programs=tuple(self.programs),
-            is_of_rljob=self.is_of_rljob,
-            trains=self.trains,
-            option_values=options,
-            option_spellings=dict(self.option_spellings),
-            backend=self.backend,
-            host_owners=dict(self.host_owners),
-            option_names=frozenset(self.option_values),
-            model=replace(self.model, micro_batch_tokens=micro_batch_tokens(options)),
-            names=tuple(self.names),
+        known = {each.name: getattr(self, each.name) for each in fields(CollectedEvidence)}
+        series = tuple(
+            MemorySeries(name, samples, *self.measures.get(name, _TENSORS), tuple(self.lengths.get(name, ())))
+            for name, lives in self.lives.items()
+            if (samples := _samples_before(lives, failure))
         )
+        model = replace(self.model, micro_batch_tokens=micro_batch_tokens(self.option_values))
+        changed = {"failure": failure, "failures": failures, "series": series, "plan": plan, "model": model}
+        return CollectedEvidence(**known | changed)
 
 
 def _structured(account: MemoryFailure, source: str = "") -> Failure:

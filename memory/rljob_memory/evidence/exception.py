@@ -8,8 +8,8 @@ from types import TracebackType
 
 from rljob_api.memory_failure import MAX_FAILURE_TEXT_LENGTH, FailureKind, MemoryFailure
 from rljob_memory.evidence.activity import activity_of
-from rljob_memory.evidence.signatures import match_signature
-from rljob_memory.evidence.torch_message import START, parse_message
+from rljob_memory.evidence.signatures import match_signature, pattern
+from rljob_memory.evidence.torch_message import parse_message
 
 _MOST_STACK_LINES = 120
 _LONGEST_CODE = 200
@@ -38,7 +38,7 @@ def _account(error: BaseException) -> MemoryFailure | None:
     activity = activity_of(list(_stack_lines(error.__traceback__))[-_MOST_STACK_LINES:])
     for line in message.splitlines():
         match, text = match_signature(line), line.strip()[:MAX_FAILURE_TEXT_LENGTH]
-        if (match is None or match.kind is not None) and START.search(line):
+        if (match is None or match.kind is not None) and pattern("message_start").search(line):
             device = parse_message([message])  # of a process without an observer, such as an engine's own workers
             return MemoryFailure(kind=FailureKind.ALLOCATOR, text=text, device=device, activity=activity)
         if match is not None and match.kind is not None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
 
+from rljob_memory.evidence.signatures import pattern
 from rljob_memory.sizes import GIB, KIB, MIB
 
 
@@ -63,19 +64,6 @@ _UNIT_OF_HEAD = re.compile(r"\(([KMGT]i?B|bytes)\)")
 """Unit of all figures after it: `memory (MB) | allocated: 2048.0 | reserved: 4096.0`."""
 _UNIT_OF_NAME = re.compile(r"(?:^|[^A-Za-z])([KMG]i?B?|bytes|[kmg]i?b)(?:[^A-Za-z]|$)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_LEFT_OUT = re.compile(
-    r"free|avail(?:able)?|limit|total|capacity|util\w*|per|percent|pct|frac(?:tion)?|ratio|rate|delta|shared?|shm|swap\w*"
-    r"|efficient|bandwidth|bank|clock|bus|speed|budget|kv|token\w*|prompt|need\w*|requir\w*|request\w*|estimate\w*|expected"
-    r"|sav(?:e|es|ed|ing)|disk|copy|error|leak|optimized|freed|released|offload|threshold|target|headroom|pool|transfer"
-    r"|blocks?|retr(?:y|ies)|counts?|num|size|len|entries|samples?|calls|mapped|transfers|bw|dataset|data|files?|buffer"
-    r"|replay|virtual|vms|store|lpddr|model|params|weights?"
-)
-_HOST = re.compile(r"cpu|host|sys|system|ram|[rp]ss|process|psutil|node|machine|main|pinned|physical|python")
-_GPU = re.compile(r"gpu|cuda|vram|device|card|hbm|npu|xpu|hip|nvml")
-_TENSORS = re.compile(r"alloc|allocated|active|ma")
-_RESERVED = re.compile(r"reserved?|cached?|ca")
-_PEAK = re.compile(r"peak|max|maximum|highest|high")
-_AGENT_WORDS = re.compile(r"\b(?:reward|epsilon|episode|replay)", re.IGNORECASE)
 _MOST_FIGURES = 24
 """Maximum number of figures that are read from one line."""
 _LEAST_MIB, _MOST_MIB = 256, 400_000
@@ -122,7 +110,7 @@ def _figure(text: str, name: re.Match[str]) -> Figure | None:
     name_suffices = is_peak or names_a_gpu or measure is Measure.TENSORS
     if not (unit or value["sign"] or value["ends"] is not None or name_suffices):
         return None
-    if not unit and _AGENT_WORDS.search(text) and not (names_a_gpu or is_peak):
+    if not unit and pattern("agent").search(text) and not (names_a_gpu or is_peak):
         return None  # An agent's memory counts its observations.
     return Figure(start, size, measure, is_peak)
 
@@ -132,16 +120,16 @@ def _meaning(name: str) -> tuple[Measure, bool, bool] | None:
     """The measure of a figure with this name, if it is a peak, and if the name speaks of a GPU; None if it is another
     number. Logs repeat their names."""
     words = frozenset(word.lower() for word in _WORDS.findall(_USED_OF_TOTAL.sub("used", name)))
-    if _has(words, _LEFT_OUT):
+    if _has(words, pattern("other_numbers")):
         return None
-    names_a_gpu = _has(words, _GPU)
-    if _has(words, _HOST) and not names_a_gpu:
+    names_a_gpu = _has(words, pattern("gpu_figure"))
+    if _has(words, pattern("host_figure")) and not names_a_gpu:
         measure = Measure.HOST
-    elif _has(words, _TENSORS):
+    elif _has(words, pattern("tensors_figure")):
         measure = Measure.TENSORS
     else:
-        measure = Measure.RESERVED if _has(words, _RESERVED) else Measure.GPU
-    return measure, _has(words, _PEAK), names_a_gpu
+        measure = Measure.RESERVED if _has(words, pattern("reserved_figure")) else Measure.GPU
+    return measure, _has(words, pattern("peak_figure")), names_a_gpu
 
 
 def _has(words: frozenset[str], any_of: re.Pattern[str]) -> bool:

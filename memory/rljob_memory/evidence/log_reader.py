@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 from rljob_memory.evidence import facts, torch_message
 from rljob_memory.evidence.activity import (
-    LOADED,
     LOADING,
     activity_of,
     activity_of_report,
@@ -22,9 +21,9 @@ from rljob_memory.evidence.activity import (
 )
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.failure import Failure, FailureKind
-from rljob_memory.evidence.lines import LogLine, marked_time, parse_line, raw_lines
+from rljob_memory.evidence.lines import LogLine, WordGroups, marked_time, parse_line, pieces, raw_lines
 from rljob_memory.evidence.shortage import is_advice, is_of_the_gpu, may_report, reported_shortage
-from rljob_memory.evidence.signatures import NO_SHORTAGE, Match, match_signature, words
+from rljob_memory.evidence.signatures import NO_SHORTAGE, match_signature, pattern, words
 
 _MOST_WRITERS = 256
 _MOST_STACK_LINES = 120
@@ -47,51 +46,22 @@ _CODE_LINES = 3
 _MESSAGE_WORDS = ("tried to alloc", "by pytorch", "total capa", "already allocated", "avoid fragmentation")
 _EXHAUSTION_WORDS = (
     *("out of ", "out-of-", "outof", "oom", "vram", "heap", "arena", "exhaust", "insufficient"),
-    *("failed to alloc", "存", "メモリ", "메모리", "памяти"),
+    *("failed to alloc", "存", "メモリ", "메모리", "памяти", r"\u5b58", r"\u30e1\u30e2"),
 )
 _OF_FACTS = 1
 _MOST_FACTS, _STRIDE = 4_000, 17
 """After 4,000 lines that have only facts, such as figures of memory, every 17th is read. 17 is prime, so that lines of
 each process are read if several write in turn."""
+_OFTEN = 32
+"""Times that a line is read. Later ones like it count as facts."""
+_MOST_SHAPES = 1 << 16
+_LARGE_NUMBERS = re.compile(rb"\d{4,}|\d+(?:[.:,-]\d+)+")
 _FRAME_WORDS = ("file ", ".py", "traceback", "ray::", "rljob ", "shards:", "cell in")
 
-_RETRY = re.compile(
-    r"\b(?:retrying (?:with|without|at|using|on)|cache and retrying|falling back (?:to|on)|attempting to recover"
-    r"|(?:skip(?:ping|ped)?|dropp(?:ing|ed)) (?:this |the |that )?(?:\w+ )?"
-    r"(?:batch|sample|step|example|micro-?batch))\b",
-    re.IGNORECASE,
-)
 _NAMED_ERROR = re.compile(r"\s*[\w.]*(?:Error|Exception)\b")
-_ENGINE_WRITER = re.compile(
-    r"EngineCore|LLMRayActor|RolloutRayActor|VllmWorker|AsyncVLLM|vLLMHttpServer|VllmGeneration|VLLMServer|SGLangEngine"
-    r"|Worker_TP\d|RayWorkerWrapper"
-)
-_ENGINE_CODE = re.compile(
-    r"-packages/vllm/|/vllm/(?:v1|worker|engine|executor|model_executor)/|/sglang/srt/"
-    r"|/(?:text_generation_server|lorax_server|tensorrt_llm|lmdeploy)/"
-)
-_ENGINE_LINE = re.compile(
-    r"\b(?:text_generation|lorax)(?:_(?:client|server|launcher|router)\b|\.errors\.)|\[TensorRT-LLM\]|\[TRT-LLM\]|/tensorrt_llm/"
-    r"|\[TM\]\[|/turbomind/|\bggml_\w+:|\bllama_(?:model|kv|new|init|context|decode)\w*: |\bgraph_reserve: "
-    r"|Unable to warmup model"
-)
-"""Lines of TGI, LoRAX, TensorRT-LLM, LMDeploy and llama.cpp."""
-_BROKEN = re.compile(rb"^.{30,400}[^\s.:;!?}\]>]\s{0,2}$")
-"""A line that may have been broken by its length: long, and without the end of a sentence."""
-_GPU_CODE = re.compile(r"[/\\](?:torch|vllm|sglang|deepspeed|accelerate|megatron|bitsandbytes|fairscale)[/\\]")
 _FAILING_LINE = re.compile(r"^-+> ?\d+ ")
 """IPython's mark of the line that failed, among the lines around it."""
-_SHARES = re.compile(
-    r"multiprocessing/(?:shared_memory|reductions|heap|synchronize)\.py|storage\.py in _(?:share|new)_"
-    r"|multiprocessing/context\.py in (?:R?Lock|Condition|Event|Barrier|(?:Bounded)?Semaphore)$"
-    r"|loky/\S{0,40}synchronize\.py"
-)
-"""Frames of code that writes to /dev/shm, where semaphores are files too."""
 _STEP = re.compile(r"\b(?:global_?step|step)[ :=#]{1,3}(\d{1,9})\b", re.IGNORECASE)
-_STEP_DONE = re.compile(
-    r"\bstep:(\d{1,9}) - \w|\{'loss': |(?:^|\r)\s{0,4}\d{1,3}%\|[^|\r]{0,200}\| {0,9}(\d{1,9})/\d{1,9} \["
-)
-"""The line of metrics that ends a step, of verl and of transformers' trainers; tqdm's bar without a title."""
 
 
 @dataclass(slots=True)
@@ -123,9 +93,13 @@ class LogReader:
         """Line and place of the latest failures."""
         self._retried: set[int] = set()
         self._retry_line = self._last_line = 0
-        self._near_a_failure = False
-        """The line or the one above it has a word of a failure."""
         self._message_line = -_MOST_MESSAGE_LINES
+        self._number = 0
+        """Of the present line."""
+        self._raw_above = deque[bytes](maxlen=_CODE_LINES)
+        """The lines above it, the nearest last."""
+        self._seen: dict[int, int] = {}
+        """Times that a line has come, by its text without large numbers."""
         self._steps_done: int | None = None
         self._marked: tuple[str, float] | None = None
         self._stacks: list[tuple[str, ...]] = []
@@ -136,48 +110,68 @@ class LogReader:
         """That of the latest message: a line that was broken by its length has lost its writer's prefix."""
 
     def read(self, stream: BinaryIO) -> None:
-        for line in self._telling_lines(stream):
-            self._read_line(line)
+        for line, is_known in self._telling_lines(stream):
+            self._read_line(line, is_known)
             if self._builder.is_full:
                 break  # a message after hundreds of others explains nothing
         for writer in self._writers.values():
             self._close_message(writer)
-            self._explain(writer)
             self._keep_cut_stack(writer)
-        if not any(failure.source == self._source for failure in self._builder.failures):
+        if not any(failure.source == self._source for failure in self._builder.found):
             for writer, line in self._raised:
                 self._look_for_failure(writer, line)
         if self._last_line > self._retry_line:  # the program continued
             self._replace(self._retried, retried=True)
         self._explain_by_other_stacks()
 
-    def _telling_lines(self, stream: BinaryIO) -> Iterator[LogLine]:
-        """The lines with a word that can matter, and a few after each."""
-        following, above = 0, deque[bytes](maxlen=_CODE_LINES)
-        facts_seen, before = 0, None
-        for number, (raw, group) in enumerate(raw_lines(stream, *_words()), 1):
-            is_telling = group is not None
-            self._near_a_failure, before = group == 0 or before == 0, group
-            if group == _OF_FACTS:
-                facts_seen += 1
-                is_telling = facts_seen <= _MOST_FACTS or facts_seen % _STRIDE == 0 or may_report(raw)
-            if is_telling:
-                following = _FOLLOWING_LINES
-            elif b"%|" in raw or b"{'loss'" in raw:
-                self._note_progress(raw.decode("utf-8", "replace"))
-                continue  # also between the parts of a message
-            if is_telling or following > 0:
-                yield parse_line(raw, number, above)
-            if not is_telling:
-                following = max(following - 1, 0)
-            above.append(raw)
+    def _telling_lines(self, stream: BinaryIO) -> Iterator[tuple[LogLine, bool]]:
+        """The lines with a word that can matter, and a few after each; True with those whose facts are known."""
+        following, facts_seen, groups = 0, 0, _groups()
+        for raw, group in raw_lines(stream, groups):
+            if group is None and following == 0:
+                self._number += 1
+                if b"%|" in raw or b"{'loss'" in raw:
+                    self._note_progress(raw.decode("utf-8", "replace"))
+                else:
+                    self._raw_above.append(raw)
+                continue
+            parts = pieces(raw)
+            for piece, place in zip(parts, [group] if parts == [raw] else groups.of(parts), strict=True):
+                self._number += 1
+                if place is None and (b"%|" in piece or b"{'loss'" in piece):
+                    self._note_progress(piece.decode("utf-8", "replace"))
+                    continue  # also between the parts of a message
+                is_known, is_telling = self._is_known(piece), place is not None
+                is_sampled = False
+                if is_telling and (is_known or place == _OF_FACTS):
+                    facts_seen += 1
+                    is_sampled = facts_seen <= _MOST_FACTS or facts_seen % _STRIDE == 0
+                    is_telling = b".py" in piece or b"raceback" in piece or (not is_known and may_report(piece))
+                if is_telling or is_sampled or following > 0:
+                    yield parse_line(piece), is_known and not is_sampled
+                is_new = is_telling or (is_sampled and not is_known)
+                following = _FOLLOWING_LINES if is_new else max(following - 1, 0)
+                self._raw_above.append(piece)
 
-    def _read_line(self, line: LogLine) -> None:
+    def _is_known(self, raw: bytes) -> bool:
+        """True if the line has come often, but for its large numbers, and no failure is near."""
+        shape = hash(_LARGE_NUMBERS.sub(b"#", raw))
+        times = self._seen.get(shape, 0) + 1
+        if len(self._seen) > _MOST_SHAPES:
+            self._seen.clear()
+        self._seen[shape] = times
+        last = max(self._message_line, self._recent[-1][0] if self._recent else -_MOST_MESSAGE_LINES)
+        return times > _OFTEN and self._number > last + _MOST_MESSAGE_LINES
+
+    def _read_line(self, line: LogLine, is_known: bool) -> None:
         text, writer = line.text, self._writer(line.writer)
-        self._last_line = line.number
+        self._last_line = self._number
+        writer.clock = line.clock or writer.clock
+        if is_known:
+            self._follow_stack(writer, line)
+            return
         self._note_progress(text)
         self._note_retry(line)
-        writer.clock = line.clock or writer.clock
         if (time := marked_time(text)) is not None:
             self._marked = "epoch", time
         if "step" in line.lower and (found := _STEP.search(text)):
@@ -187,13 +181,15 @@ class LogReader:
         if continued.open_failure is not None:
             self._continue_message(continued, text)
         if not is_a_part:
-            facts.note(self._builder, line)
+            facts.note(self._builder, line, self._raw_above)
         if not self._follow_stack(writer, line) and not is_a_part:
             self._look_for_failure(writer, line)
         self._note_retry(line)  # also what failed in the same line
 
     def _writer(self, name: str) -> _Writer:
-        writer = self._writers.setdefault(name, _Writer())
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = _Writer()
         self._writers.move_to_end(name)
         if len(self._writers) > _MOST_WRITERS:
             self._close_message(self._writers.popitem(last=False)[1])
@@ -201,7 +197,7 @@ class LogReader:
 
     def _note_progress(self, text: str) -> None:
         if "%|" in text or "'loss'" in text or "step:" in text:
-            found = list(_STEP_DONE.finditer(text))
+            found = list(pattern("step_done").finditer(text))
             if found:
                 shown = found[-1][1] or found[-1][2]
                 self._steps_done = int(shown) if shown else (self._steps_done or 0) + 1
@@ -215,22 +211,22 @@ class LogReader:
         is_new = "Traceback (most recent call last)" in text
         if is_new:
             writer.unexplained = None  # the stack of another error
-        if is_new or line.number > writer.stack_line + _NEAR_LINES:
+        if is_new or self._number > writer.stack_line + _NEAR_LINES:
             self._keep_cut_stack(writer)
             stack.clear()
             writer.expects_code = False
         if frames := frames_of(text):
             stack.extend(frames)
-            writer.expects_code, writer.stack_line, writer.has_error = True, line.number, False
+            writer.expects_code, writer.stack_line, writer.has_error = True, self._number, False
             return "emory" not in text  # a program that logs JSON has the message in the line of the frames
         if stack and _FAILING_LINE.match(text):
             stack.append(text.strip()[:200])
             return True
-        if stack and stack[-1] == LOADING and LOADED.search(text):
+        if stack and stack[-1] == LOADING and pattern("loaded").search(text):
             stack.pop()
         if call := call_of(text):
             stack.append(call)
-            writer.stack_line, writer.has_error = line.number, False
+            writer.stack_line, writer.has_error = self._number, False
             return False
         if writer.expects_code and text.strip():
             writer.expects_code = False
@@ -249,7 +245,7 @@ class LogReader:
 
     def _look_for_failure(self, writer: _Writer, line: LogLine) -> None:
         text = line.text
-        match = match_signature(text) or (_match_across(line) if self._near_a_failure else None)
+        match = match_signature(text)
         if match and match.signature.kind == NO_SHORTAGE:
             return
         if self._begins_message(line):
@@ -262,34 +258,34 @@ class LogReader:
             failure = self._failure(writer, line, match.kind)
             failure = failure.changed(sizes=dict(match.sizes), unless=match.signature.unless)
             of_torch = True if match.kind is FailureKind.UNFAMILIAR else None
-            self._add(writer, failure.changed(of_the_gpu=of_torch), line.number)
-        elif "No space left on device" in text and any(_SHARES.search(frame) for frame in writer.stack):
-            self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), line.number)
+            self._add(writer, failure.changed(of_the_gpu=of_torch), self._number)
+        elif "No space left on device" in text and _has(writer.stack, "shared_memory_code"):
+            self._add(writer, self._failure(writer, line, FailureKind.SHARED_MEMORY), self._number)
         elif not line.is_routine and (sentence := reported_shortage(text)):
             failure = self._failure(writer, line, FailureKind.UNFAMILIAR)
-            self._add(writer, failure.changed(text=sentence, of_the_gpu=is_of_the_gpu(text)), line.number)
+            self._add(writer, failure.changed(text=sentence, of_the_gpu=is_of_the_gpu(text)), self._number)
 
     def _begins_message(self, line: LogLine) -> bool:
         """True if the line has the first words of torch's message, or what is left of one, and none was just above."""
         text = line.text
         if "alloc" not in line.lower and "of memory" not in line.lower and "fragmentation" not in line.lower:
             return False
-        if torch_message.START.search(text):
-            return torch_message.UNMISTAKABLE.search(text) is not None or not is_advice(text)
-        is_far = line.number > self._message_line + _MOST_MESSAGE_LINES
-        return is_far and torch_message.REMAINDER.search(text) is not None
+        if pattern("message_start").search(text):
+            return pattern("no_advice").search(text) is not None or not is_advice(text)
+        is_far = self._number > self._message_line + _MOST_MESSAGE_LINES
+        return is_far and pattern("message_remainder").search(text) is not None
 
     # Failures, with the activity of the stack above, of the message itself, or of the stack below.
 
     def _failure(self, writer: _Writer, line: LogLine, kind: FailureKind) -> Failure:
-        is_engine = line.is_engines_error or _ENGINE_WRITER.search(line.writer) or _ENGINE_LINE.search(line.text)
+        is_engine = line.is_engines_error or _has([line.writer], "engine_writer") or _has([line.text], "engine_line")
         return Failure(
             kind=kind,
             text=line.text.strip()[:_LONGEST_TEXT],
             activity=activity_of(tuple(writer.stack))
             or activity_of_text(line.text)
-            or activity_of(code_of(line.above)),
-            role="rollout" if is_engine or _runs_an_engine(writer.stack) else None,
+            or activity_of(code_of([parse_line(raw).text for raw in self._raw_above])),
+            role="rollout" if is_engine or _has(writer.stack, "engine_code") else None,
             rank=line.rank,
             step=writer.step,
             steps_done=self._steps_done,
@@ -298,22 +294,15 @@ class LogReader:
         )
 
     def _add(self, writer: _Writer, failure: Failure, number: int) -> None:
-        self._explain(writer)
         writer.unexplained_line = number
-        writer.unexplained = len(self._builder.failures) if failure.activity is None else None
-        self._recent.append((number, len(self._builder.failures)))
+        writer.unexplained = len(self._builder.found) if failure.activity is None else None
+        self._recent.append((number, len(self._builder.found)))
         self._builder.add_failure(failure)
         writer.stack.clear()
 
-    def _explain(self, writer: _Writer) -> None:
-        """Give a failure without an activity that of the stack below it."""
-        place, writer.unexplained = writer.unexplained, None
-        if place is not None and writer.stack:
-            self._replace([place], **_place_of(tuple(writer.stack)))
-
     def _explain_by_report(self, writer: _Writer, line: LogLine) -> bool:
         """True if the line names the work that lacked memory, just below a failure without an activity."""
-        if writer.unexplained is None or line.number > writer.unexplained_line + _REPORT_LINES:
+        if writer.unexplained is None or self._number > writer.unexplained_line + _REPORT_LINES:
             return False
         activity = activity_of_report(line.text)
         if activity is not None:
@@ -328,7 +317,7 @@ class LogReader:
         if stack:
             places = [
                 place
-                for place, failure in enumerate(self._builder.failures)
+                for place, failure in enumerate(self._builder.found)
                 if failure.source == self._source
                 and failure.activity is None
                 and (failure.is_of_the_gpu or failure.kind is FailureKind.UNFAMILIAR)
@@ -337,17 +326,17 @@ class LogReader:
 
     def _note_retry(self, line: LogLine) -> None:
         """If the program retries what failed just above, that failure does not count."""
-        failed = {place for number, place in self._recent if number >= line.number - _RETRY_LINES}
+        failed = {place for number, place in self._recent if number >= self._number - _RETRY_LINES}
         is_open = any(writer.open_failure for writer in self._writers.values())
-        if not (failed or is_open) or not _RETRY.search(line.text):
+        if not (failed or is_open) or not pattern("retry").search(line.text):
             return
         for writer in self._writers.values():
             self._close_message(writer)
-        self._retried.update(place for number, place in self._recent if number >= line.number - _RETRY_LINES)
-        self._retry_line = line.number
+        self._retried.update(place for number, place in self._recent if number >= self._number - _RETRY_LINES)
+        self._retry_line = self._number
 
     def _replace(self, places: Iterable[int], **values: object) -> None:
-        failures = self._builder.failures
+        failures = self._builder.found
         for place in places:
             if place < len(failures):
                 known = {name: value for name, value in values.items() if value is not None}
@@ -360,15 +349,15 @@ class LogReader:
 
     def _open_message(self, writer: _Writer, line: LogLine) -> None:
         head, place = self._recent[-1] if self._recent else (-_HEAD_LINES, -1)
-        failures = self._builder.failures
-        if line.number - head < _HEAD_LINES and place == len(failures) - 1 and failures[place].kind in _HEADS:
+        failures = self._builder.found
+        if self._number - head < _HEAD_LINES and place == len(failures) - 1 and failures[place].kind in _HEADS:
             failures.pop()  # its first words, which a line end has torn off
-            self._builder.failure_count -= 1
+            self._builder.failures -= 1
             self._recent.pop()
         self._close_message(self._opened)
         self._opened = writer
         writer.open_failure, writer.message = self._failure(writer, line, FailureKind.ALLOCATOR), []
-        writer.unexplained_line = self._message_line = line.number
+        writer.unexplained_line = self._message_line = self._number
         writer.stack.clear()
         self._continue_message(writer, line.text)
 
@@ -376,7 +365,7 @@ class LogReader:
         lines = writer.message
         lines.append(text)
         too_long = len(lines) >= _MOST_MESSAGE_LINES or sum(map(len, lines)) > torch_message.LONGEST_MESSAGE_CHARACTERS
-        if too_long or torch_message.LAST_WORDS.search("".join(lines)):
+        if too_long or pattern("message_end").search("".join(lines)):
             self._close_message(writer)
 
     def _close_message(self, writer: _Writer) -> None:
@@ -391,36 +380,20 @@ class LogReader:
         writer.stack.extend(below)
 
 
-def _match_across(line: LogLine) -> Match | None:
-    """The entry that fits a line which a terminal has broken: together with the line above, and with neither alone."""
-    above = line.above[-1].rstrip() if line.raw_above and _BROKEN.search(line.raw_above[-1]) else ""
-    if not above or line.clock or line.text[:1].isspace() or match_signature(above):
-        return None
-    return match_signature(f"{above} {line.text}") or match_signature(above + line.text)
-
-
 @cache
-def _words() -> tuple[tuple[bytes, ...], ...]:
+def _groups() -> WordGroups:
     """Return the words of failures and of facts, in lower case. Every line that can matter has one of them."""
-    of_failures = {*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS}
-    return _without_longer(of_failures), _without_longer({*facts.WORDS, "rank", "step"})
-
-
-def _without_longer(words: Iterable[str]) -> tuple[bytes, ...]:
-    """The words that contain no other; the shorter ones, which more lines have, come first."""
-    shortest = sorted(words, key=len)
-    needed = [word for place, word in enumerate(shortest) if not any(part in word for part in shortest[:place])]
-    return tuple(word.encode() for word in needed)
+    return WordGroups((*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS), (*facts.WORDS, "rank", "step"))
 
 
 def _place_of(stack: tuple[str, ...]) -> dict[str, object]:
     """Values of a failure, from its stack."""
     return {
         "activity": activity_of(stack),
-        "role": "rollout" if _runs_an_engine(stack) else None,
-        "of_the_gpu": True if any(_GPU_CODE.search(frame) for frame in stack) else None,
+        "role": "rollout" if _has(stack, "engine_code") else None,
+        "of_the_gpu": True if _has(stack, "gpu_code") else None,
     }
 
 
-def _runs_an_engine(stack: Iterable[str]) -> bool:
-    return any(_ENGINE_CODE.search(frame) for frame in stack)
+def _has(lines: Iterable[str], name: str) -> bool:
+    return any(pattern(name).search(line) for line in lines)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from rljob_memory.evidence.signatures import pattern
 
 _COUNT = (
     r"(?P<count>\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?(?=\s?(?:[KMBT]\b|[bm]illion))|\d{5,15})"
     r"\s?(?P<unit>[KMBT]|billion|million)?\b"
-)
-_ALL = re.compile(
-    r"(?:\ball params|[Nn]um(?:ber)?(?: of)?[ _](?:model )?param(?:eter)?s|[Tt]otal[ _]param(?:eter)?s|\bn_params"
-    rf"|[Mm]odel[ _](?:size|param(?:eter)?s)|params? (?:count|total))\W{{1,6}}{_COUNT}"
-    rf"|\b[Mm]odel (?:\S+ )?(?:has|with|size:) {_COUNT.replace('count', 'has').replace('unit', 'has_unit')} param"
-)
-_TRAINED = re.compile(rf"[Tt]rainable[ _]param(?:eter)?s?\W{{1,6}}{_COUNT}")
-_VOCABULARY = re.compile(r"\bvocab_size['\"]?\s?[:=]\s?(\d{3,7})\b")
-_DTYPE = re.compile(
-    r"\b(?:torch_)?dtype['\"]?\s?[:=]\s?['\"]?(?:torch\.)?(bfloat16|float16|float32|bf16|fp16|fp32|half)\b"
-)
-_MODEL_NAME = re.compile(
-    r"(?:model|actor|pretrain|path|checkpoint)\w{0,20}['\"]?\s?[:= ]\s?['\"]?[\w./-]{0,80}?[-_]"
-    r"(\d{1,3}(?:\.\d{1,2})?)[bB](?=[-_/'\",\s)]|$)"
 )
 _BYTES = {"float32": 4, "fp32": 4}
 _HALF = 2
@@ -56,21 +44,25 @@ class ModelFacts:
 def noted(model: ModelFacts, text: str) -> ModelFacts:
     """`model` with the facts in a line. The first ones count: they are the policy's, before the critic's."""
     if "aram" in text:
-        if model.trained_parameters is None and (match := _TRAINED.search(text)):
+        if model.trained_parameters is None and (match := pattern("trained_parameters").search(text)):
             model = replace(model, trained_parameters=_count(match["count"], match["unit"]))
-        if model.parameters is None and (match := _ALL.search(text)):
+        if model.parameters is None and (match := pattern("parameters").search(text)):
             count = _count(match["count"] or match["has"], match["unit"] or match["has_unit"])
             model = replace(model, parameters=count)
-    if model.vocabulary is None and "vocab_size" in text and (match := _VOCABULARY.search(text)):
+    if model.vocabulary is None and "vocab_size" in text and (match := pattern("vocabulary").search(text)):
         model = replace(model, vocabulary=int(match[1]))
-    if model.parameter_bytes is None and "dtype" in text and (match := _DTYPE.search(text)):
+    if model.parameter_bytes is None and "dtype" in text and (match := pattern("dtype").search(text)):
         model = replace(model, parameter_bytes=_BYTES.get(match[1], _HALF))
-    if model.parameters_of_name is None and ("B" in text or "b" in text) and (match := _MODEL_NAME.search(text)):
+    if (
+        model.parameters_of_name is None
+        and ("B" in text or "b" in text)
+        and (match := pattern("size_in_name").search(text))
+    ):
         model = replace(model, parameters_of_name=round(float(match[1]) * 1e9))
     return model
 
 
-def micro_batch_tokens(options: dict[str, str]) -> int | None:
+def micro_batch_tokens(options: Mapping[str, str]) -> int | None:
     """Tokens of one pass by the options' values: a budget of tokens, or the micro-batch times the longest sequence."""
     values = {name: int(value) for name, value in options.items() if value.isdigit()}
     if budget := next((values[name] for name in _TOKENS if name in values), None):

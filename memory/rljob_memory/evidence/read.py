@@ -16,7 +16,6 @@ from rljob_api.memory_failure import FailureKind, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.failure import Failure
-from rljob_memory.evidence.host import read_cgroup_file
 from rljob_memory.evidence.log_reader import LogReader
 from rljob_memory.evidence.reports import read_report
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
@@ -30,6 +29,14 @@ _LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
+_LONGEST_CGROUP_FILE_BYTES = 1 << 12
+_CGROUP_FILES = {
+    **dict.fromkeys(("memory.max", "memory.limit_in_bytes"), "host_limit_bytes"),
+    **dict.fromkeys(("memory.current", "memory.peak"), "host_used_bytes"),
+    **dict.fromkeys(("memory.usage_in_bytes", "memory.max_usage_in_bytes"), "host_used_bytes"),
+}
+"""The number in a copy of a cgroup's file, by its name."""
+_NO_LIMIT_BYTES = 1 << 50
 _CONTAINER_OF_RLJOB = "rljob."
 """`rljob diagnose --pod` names files after the container: this one is of a job's pod."""
 _COMPRESSED = {
@@ -126,8 +133,11 @@ def _read_text(builder: EvidenceBuilder, stream: BinaryIO, path: Path, name: str
         return  # the rotated part of a memory log
     elif path.name == "ledger.jsonl":
         read_ledger(builder, stream)
-    elif (host := read_cgroup_file(path, stream)) is not None:
-        builder.add_host(host)
+    elif number := _CGROUP_FILES.get(path.name):
+        text = stream.read(_LONGEST_CGROUP_FILE_BYTES).strip()
+        if text.isdigit() and int(text) < _NO_LIMIT_BYTES:  # a limit can be `max`
+            values: dict[str, Any] = {number: int(text)}
+            builder.add_host(MemorySample(**values))
     elif not _is_document(builder, path, name):
         LogReader(builder, name).read(stream)
 

@@ -53,10 +53,10 @@ def _add_termination(builder: EvidenceBuilder, message: TerminationMessage, sour
     if message.evidence:
         builder.add_report(_reported_failure(builder, message.evidence, source), source)
         return
-    before = builder.failure_count
+    before = builder.failures
     _read_text(builder, message.message, source)
     kind = _KIND_OF_EXIT.get(ExitCode(message.exit_code)) if message.exit_code in set(ExitCode) else None
-    if kind and builder.failure_count == before:
+    if kind and builder.failures == before:
         builder.add_failure(Failure(kind=kind, text=message.message, step=message.step, source=source))
 
 

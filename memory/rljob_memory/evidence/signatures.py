@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -49,9 +50,14 @@ class Match:
 @cache
 def signatures() -> tuple[Signature, ...]:
     """The entries of the table, in their order."""
+    return tuple(_signature(entry) for entry in load_table("signatures.yaml"))
+
+
+@cache
+def load_table(name: str) -> Any:
+    """The contents of a table in this folder."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table = files(__package__).joinpath("signatures.yaml").read_text(encoding="utf-8")
-    return tuple(_signature(entry) for entry in yaml.load(table, loader))
+    return yaml.load(files(__package__).joinpath(name).read_text(encoding="utf-8"), loader)
 
 
 @lru_cache(4096)
@@ -64,7 +70,7 @@ def match_signature(text: str) -> Match | None:
             continue
         for pattern in signature.patterns:
             if match := pattern.search(text):
-                return Match(signature, dict(_sizes(match)))
+                return Match(signature, sizes_of(match))
     return None
 
 
@@ -86,14 +92,27 @@ def _signature(entry: dict[str, Any]) -> Signature:
     return Signature(any_of=words, patterns=patterns, unless=tuple(entry.pop("unless", ())), **entry)
 
 
-def _sizes(match: re.Match[str]) -> Iterator[tuple[str, int]]:
+def sizes_of(match: re.Match[str]) -> dict[str, int]:
+    """The sizes in the named groups of a match, each as `<name>_bytes`; of `<name>_1` and `<name>_2`, the sum."""
+    sizes = Counter[str]()
     for name, value in match.groupdict().items():
         base, _, unit = name.rpartition("_")
         if value is None:
             continue
         if unit not in _FACTORS:
-            size = size_bytes(value)
-            if size is not None:
-                yield f"{name}_bytes", size
-        elif value.replace(".", "", 1).isdigit():
-            yield f"{base}_bytes", round(float(value) * _FACTORS[unit])
+            base, size = name, size_bytes(value)
+        else:
+            size = round(float(value) * _FACTORS[unit]) if value.replace(".", "", 1).isdigit() else None
+        if size is not None:
+            sizes[f"{base.rstrip('_12')}_bytes"] += size
+    return dict(sizes)
+
+
+@cache
+def pattern(name: str) -> re.Pattern[str]:
+    """The regular expressions of this name in `wordings.yaml`."""
+    table = load_table("wordings.yaml")
+    text = "|".join(table[name])
+    for part, meaning in reversed(table["definitions"].items()):
+        text = text.replace(f"%{part}%", meaning)
+    return re.compile(text, re.IGNORECASE if name in table["any_case"] else 0)

@@ -10,49 +10,13 @@ import re
 from collections.abc import Sequence
 
 from rljob_api.memory_failure import MAX_PROCESSES_NAMED, DeviceMemory, GpuProcess
-from rljob_memory.sizes import SIZE, size_bytes
-
-START = re.compile(
-    r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
-    r"(?!\. (?:Allocation was preemptively rejected|Tried to allocate more than 1EB))(?:\.|$| \()"
-    rf"|Allocation on device \d{{1,4}} would exceed allowed memory|\bTried to allocate {SIZE}"
-)
-"""A line with the beginning of a message."""
-
-REMAINDER = re.compile(
-    rf"has a total capaci?ty of|{SIZE} (?:total capacity|already allocated);|reserved in total by [Pp]y[Tt]orch"
-    r"|(?:is allocated|is reserved) by [Pp]y[Tt]orch|reserved memory is >> allocated|[Uu]nallocated memory is large try"
-    r"|(?:expandable_segments:True|max_split_size_mb) to avoid fragmentation"
-)
-"""Any later part of a message: a quotation may begin within it, and only a failing torch prints these words."""
-
-_HEAD = re.compile(r"out of memory\b|would exceed allowed memory")
-UNMISTAKABLE = re.compile(rf"{SIZE}|would exceed allowed memory")
-"""A line with a beginning and this is no advice."""
-
-LAST_WORDS = re.compile(
-    r"\bunallocated\b|reserved in total by|cached\)"
-    rf"|memory fraction\)\s*:? *{SIZE}"
-)
-"""Parts of a message after which it has no more numbers."""
+from rljob_memory.evidence.signatures import pattern
+from rljob_memory.sizes import size_bytes
 
 LONGEST_MESSAGE_CHARACTERS = 6_000
 """A message that names 64 other processes has about 3,500."""
 
-_REQUESTED = re.compile(rf"(?:Tried to allocate|Requested(?: size)? ?:?) ({SIZE})")
-_FACTS = {
-    "total": rf"total capaci?ty of ({SIZE})|({SIZE}) total capacity|Device limit ?:? ({SIZE})|max allowed: ({SIZE})",
-    "free": rf"\bof which ({SIZE}) is free|; ({SIZE}) free\b|Free \(according to CUDA\): ({SIZE})",
-    "allowed": rf"({SIZE}) allowed\b|PyTorch limit \(set by user-supplied memory fraction\) ?: ({SIZE})",
-    "allocated": rf"({SIZE}) (?:is allocated by [Pp]y[Tt]orch|already allocated)"
-    rf"|(?:Currently|MPS) allocated ?:? ({SIZE})",
-    "pools": rf"({SIZE}) allocated in private pools",
-    "cached": rf"({SIZE}) (?:is reserved by [Pp]y[Tt]orch but unallocated|cached\b)",
-    "reserved": rf"({SIZE}) reserved in total by [Pp]y[Tt]orch",
-}
-_PATTERNS = {name: re.compile(pattern) for name, pattern in _FACTS.items()}
-_GPU = re.compile(r"\b(?:GPU|XPU|NPU|on device) (\d{1,4})\b")
-_PROCESS = re.compile(rf"(?P<who>this process|Process (?P<pid>\d+)) has (?P<used>{SIZE})(?: memory)? in use")
+_NUMBERS = ("total", "free", "allowed", "allocated", "pools", "cached", "reserved")
 _BRACKETS = str.maketrans("", "", "[]")
 """Web pages put the optional parts of the message in brackets."""
 _ROUNDED = 0.995
@@ -61,9 +25,9 @@ _ROUNDED = 0.995
 
 def is_a_part(text: str) -> bool:
     """True if the line is a later part of a message that has begun above: it has one of its numbers, not its head."""
-    if _HEAD.search(text):
+    if pattern("message_head").search(text):
         return False
-    return any(pattern.search(text) for pattern in (_REQUESTED, LAST_WORDS, *_PATTERNS.values()))
+    return any(pattern(f"message_{name}").search(text) for name in ("requested", "end", *_NUMBERS))
 
 
 def parse_message(lines: Sequence[str]) -> DeviceMemory | None:
@@ -75,20 +39,20 @@ def parse_message(lines: Sequence[str]) -> DeviceMemory | None:
 
 def _parse(text: str) -> DeviceMemory | None:
     text = re.sub(r"\s+", " ", text.replace("\\n", " ").translate(_BRACKETS))
-    first = _REQUESTED.search(text)
+    first = pattern("message_requested").search(text)
     requested = size_bytes(first[1]) if first else None
     if first is None or requested is None:
         return None
-    after = _REQUESTED.search(text, first.end())
+    after = pattern("message_requested").search(text, first.end())
     # cudaMallocAsync and MPS name the memory in use before the request.
     start = max(text.rfind(head, 0, first.start()) for head in ("Allocation on device", "out of memory", "MPS backend"))
     message = text[max(start, 0) if start >= 0 else first.start() : after.start() if after else None]
-    found = {name: _size_of(pattern, message) for name, pattern in _PATTERNS.items()}
+    found = {name: _size_of(f"message_{name}", message) for name in _NUMBERS}
     allocated, cached = found["allocated"], found["cached"]
     if cached is None and allocated is not None and found["reserved"] is not None:
         cached = max(found["reserved"] - allocated, 0)
     own, others = _processes(message, None if allocated is None else allocated + (cached or 0))
-    gpu = _GPU.search(message)
+    gpu = pattern("message_gpu").search(message)
     return DeviceMemory(
         requested_bytes=requested,
         gpu=int(gpu[1]) if gpu else None,
@@ -103,8 +67,8 @@ def _parse(text: str) -> DeviceMemory | None:
     )
 
 
-def _size_of(pattern: re.Pattern[str], text: str) -> int | None:
-    match = pattern.search(text)
+def _size_of(name: str, text: str) -> int | None:
+    match = pattern(name).search(text)
     size = next((group for group in match.groups() if group), None) if match else None
     return size_bytes(size) if size else None
 
@@ -117,7 +81,7 @@ def _processes(text: str, reserved_bytes: int | None) -> tuple[int | None, list[
     """
     own: int | None = None
     others: list[GpuProcess] = []
-    for match in _PROCESS.finditer(text):
+    for match in pattern("message_process").finditer(text):
         used = size_bytes(match["used"])
         if used is None:
             continue

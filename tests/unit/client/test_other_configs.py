@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +74,99 @@ def test_model_lengths_batch_and_gpus_are_those_of_the_configuration(
     assert (algorithm.kl_coefficient > 0) == (text in (TRL, VERL))
 
 
+BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{{', '.join(f'k{key}: *a{n - 1}' for key in range(9))}}}\n" for n in range(1, 12)
+)
+
+
 @pytest.mark.parametrize(
     ("source", "text", "message"),
     [
         ("trl", "num_generations: 8", "expected model_name_or_path in "),
-        ("verl", "actor_rollout_ref: {model: {path: a/b-8B}}", "expected actor_rollout_ref.rollout.n in "),
-        ("verl", "actor_rollout_ref: {model: {path: a/b-8B}, rollout: {n: 1}}", "greater than or equal to 2"),
-        ("trl", "{model_name_or_path: a/b-8B, max_completion_length: long}", "invalid literal for int"),
         ("trl", "\x00\x01", "expected model_name_or_path in "),
+        *(
+            ("trl", text, "expected model_name_or_path in ")
+            for text in ("", "- 1\n", "42", "a: [1\nb: }", "[" * 9_000, "1: 2")
+        ),
+        ("trl", BOMB, "found more than 100000 fields"),
+        ("verl", "a: &a {b: *a}", "found an alias that contains itself"),
+        ("trl", "a: 1\n" * (1 << 16), "expected at most 256 KiB of options"),
+        ("trl", TRL.replace("num_generations", "num_genrations"), "correct the name of num_genrations"),
+        *(
+            (
+                "trl",
+                TRL.replace("num_generations: 8", f"num_generations: {value}"),
+                f"expected a {what} as num_generations",
+            )
+            for what, values in {
+                "number from 2": (1, 0, -8),
+                "whole number": (8.5, ".nan", "true", "[8]", "long", "$N", "'" + "9" * 5_000 + "'"),
+            }.items()
+            for value in values
+        ),
+        *(
+            ("trl", TRL.replace("length: 2048", f"length: {value}"), "expected a whole number as max_completion_length")
+            for value in (".inf", 10**20, "long")
+        ),
+        (
+            "trl",
+            TRL.replace("num_generations: 8", "num_generations: 7"),
+            "that num_generations divides, found 64 on 1 GPUs",
+        ),
+        ("trl", f"{TRL}generation_batch_size: 18", "that 4 responses on each of 1 GPUs divide, found 18"),
+        (
+            "trl",
+            f"{TRL}generation_batch_size: 16\nsteps_per_generation: 4",
+            "generation_batch_size or steps_per_generation",
+        ),
+        ("trl", TRL.replace("beta: 0.04", "beta: much"), "expected a number as beta"),
+        ("trl", TRL.replace("beta: 0.04", "beta: -1"), "greater than or equal to 0"),
+        ("trl", TRL.replace("beta: 0.04", "beta: .nan"), "finite number"),
+        ("trl", TRL.replace("lora_r: 32", "lora_r: -4"), "expected a number from 0 as lora_r"),
+        *(
+            ("trl", TRL.replace("Qwen/Qwen3-8B", value), "expected the name of a model, or an absolute path")
+            for value in ("7", "[a, b]", "''", "./model", "~/model", "${MODEL}")
+        ),
+        ("trl", TRL.replace("size: 2", "size: 3"), "must divide the GPUs"),
+        ("verl", "actor_rollout_ref: {model: {path: a/b-8B}}", "expected actor_rollout_ref.rollout.n in "),
+        ("verl", "data: {train_batch_size: 8}", "expected actor_rollout_ref.model.path in "),
+        ("verl", "actor_rollout_ref: {model: {path: a/b-8B}, rollout: 5}", "expected actor_rollout_ref.rollout.n in "),
+        ("verl", VERL.replace("{n: 16,", "{n: 1,"), "expected a number from 2 as actor_rollout_ref.rollout.n"),
+        ("verl", VERL.replace("{n: 16,", '{n: "${N}",'), "expected a whole number as actor_rollout_ref.rollout.n"),
+        ("verl", VERL.replace("nnodes: 2", "nnodes: '${oc.env:N,1}'"), "expected a whole number as trainer.nnodes"),
+        ("verl", VERL.replace("nnodes: 2", "nnodes: -2"), "expected a number from 1 as trainer.nnodes"),
+        ("verl", VERL.replace("length: 4096", "length: '${data.max_response_length}'"), "as data.max_response_length"),
+        ("verl", VERL.replace("Qwen/Qwen3-32B", "'???'"), "expected the name of a model"),
+        ("verl", VERL.replace("size: 128,", "size: 0,"), "expected a number from 1 as data.train_batch_size"),
+        ("verl", VERL.replace("size: 128,", "size: 127,"), "as a multiple of the 16 GPUs, found 127 × 15"),
+        ("verl", VERL.replace("per_node: 8", "per_node: 0"), "expected a number from 1 as trainer.n_gpus_per_node"),
+        (
+            "verl",
+            VERL.replace("actor: {", "actor: {ppo_mini_batch_size: 256, "),
+            "expected at most data.train_batch_size, 128",
+        ),
     ],
 )
 def test_missing_and_wrong_options_are_one_sentence(tmp_path: Path, source: Source, text: str, message: str) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(text)
-    with pytest.raises(BadInput, match=message) as error:
+    file.write_text(text.replace("{n: 16,", "{n: 15,") if "127" in text else text)
+    with pytest.raises(BadInput, match=re.escape(message)) as error:
         spec_from(source, file, None)
     assert "\n" not in str(error.value)
+
+
+def test_a_reference_to_another_option_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(VERL.replace("length: 4096", "length: '${data.max_prompt_length}'"))
+    assert spec_from("verl", file, None).algorithm.max_response_tokens == 1024
+
+
+@pytest.mark.parametrize("content", [b"\x92\x00", TRL.encode("utf-16")])
+def test_a_file_without_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    assert run_plan(file, PlanOptions(source="trl")) == 2
+    assert "expected UTF-8 text, found" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

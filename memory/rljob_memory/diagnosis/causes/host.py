@@ -6,9 +6,9 @@ from rljob_api.memory_failure import Activity, FailureKind
 from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.diagnosis.causes.finding import Finding, Weight
 from rljob_memory.diagnosis.growth import host_growth
-from rljob_memory.evidence.host import is_nearly_full
 from rljob_memory.sizes import human_bytes
 
+_NEARLY_FULL = 0.95
 _END = {FailureKind.KILLED: "killed by SIGKILL", FailureKind.LOST: "lost, perhaps killed by SIGKILL"}
 
 
@@ -37,13 +37,18 @@ def host_memory(balance: Balance) -> Finding | None:
             return None
 
 
+def _is_nearly_full(used_bytes: int, limit_bytes: int) -> bool:
+    """False if the limit is 0, which means unknown."""
+    return used_bytes >= _NEARLY_FULL * limit_bytes > 0
+
+
 def _killed(balance: Balance) -> Finding:
     """Distinguishes a kill by the kernel from others, by the container's numbers."""
     host, kind = balance.evidence.host, balance.failure.kind
     if host.oom_kills:
         weight = Weight.CERTAIN
         why = f"the kernel's out-of-memory killer has killed {host.oom_kills} in the container"
-    elif is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
+    elif _is_nearly_full(host.host_used_bytes, host.host_limit_bytes):
         weight, why = Weight.CERTAIN, "the container was at its memory limit"
     elif grown := host_growth(balance.evidence.series):
         series, trend = grown[0], grown[1].trend
@@ -95,6 +100,6 @@ def shared_memory(balance: Balance) -> Finding | None:
     weight, why = Weight.STRONG, "the usual cause is a full /dev/shm"
     if host.shared_memory_bytes:
         used, size = host.shared_memory_used_bytes, host.shared_memory_bytes
-        weight = Weight.CERTAIN if is_nearly_full(used, size) else Weight.FAINT
+        weight = Weight.CERTAIN if _is_nearly_full(used, size) else Weight.FAINT
         why = f"{human_bytes(used)} of /dev/shm's {human_bytes(size)} were in use"
     return Finding(weight, f"A process died of a bus error; {why}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind
 from rljob_memory.diagnosis.balance import Balance
 from rljob_memory.diagnosis.causes.finding import Finding, Weight
-from rljob_memory.diagnosis.growth import arrived_state
 from rljob_memory.sizes import human_bytes
 
 _MOSTLY_FULL = 0.6
@@ -62,9 +61,6 @@ def optimizer_state(balance: Balance) -> Finding | None:
             weight, f"The optimizer's step asked for{more}{held}, which did not fit", balance.requested_bytes
         )
     if is_after_the_first_step(balance):
-        if state := _new_state(balance):
-            seen = f"grew from {human_bytes(state[0])} to {human_bytes(state[1])} in the first step, which creates the"
-            return Finding(Weight.LIKELY, f"Tensors {seen} optimizer's state", state[1] - state[0])
         held = human_bytes(balance.tensors_bytes)
         seen = f"were {held} in the second step; the first one, without the optimizer's state, fit"
         return Finding(Weight.LIKELY, f"Tensors {seen}", balance.tensors_bytes)
@@ -91,14 +87,7 @@ def is_after_the_first_step(balance: Balance) -> bool:
         return False
     if balance.share(device.requested_bytes) > _SMALL_REQUEST or balance.engine_kv_cache_bytes:
         return False
-    full = balance.share(device.allocated_bytes) >= _FULL_OF_TENSORS
-    return _new_state(balance) is not None or (failure.steps_done == 1 and full)
-
-
-def _new_state(balance: Balance) -> tuple[int, int] | None:
-    """Memory in tensors before and after the optimizer created its state, if the samples show it."""
-    policies = (series for series in balance.evidence.series if series.is_policy and balance.total_bytes)
-    return next((state for series in policies if (state := arrived_state(series, balance.total_bytes))), None)
+    return failure.steps_done == 1 and balance.share(device.allocated_bytes) >= _FULL_OF_TENSORS
 
 
 _PASSES = {

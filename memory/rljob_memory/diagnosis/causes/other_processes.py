@@ -166,7 +166,7 @@ def _contexts_of_message(balance: Balance, device: DeviceMemory) -> Finding | No
     others = sum(process.used_bytes for process in device.others) - held
     sizes = sorted(process.used_bytes for process in contexts)
     alike = any(larger <= _ALIKE * smaller for smaller, larger in pairwise(sizes))
-    explains = suffices and others <= held and not is_small and (alike or balance.evidence.barrier_on_gpu_0)
+    explains = suffices and others <= held and not is_small and alike
     return contexts_on(Weight.STRONG if explains else Weight.FAINT, device.gpu or 0, contexts)
 
 

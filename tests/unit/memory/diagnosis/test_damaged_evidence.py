@@ -191,11 +191,6 @@ def test_a_broken_message_keeps_its_numbers(width: int) -> None:
     assert (pieces.failure_class, pieces.numbers) == (whole.failure_class, whole.numbers)
 
 
-def test_words_of_a_signature_may_stand_in_two_lines() -> None:
-    line = "RuntimeError: DataLoader worker (pid 47) is killed by signal: Bus error. It is possible that"
-    assert [at for at in range(31, 70) if not diagnoses_of(line[:at], line[at:].lstrip())] == []
-
-
 # --- files of a run ---
 
 json_values = st.recursive(

@@ -22,8 +22,8 @@ from rljob_api.step_report import RankMemory, StepReport, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
 from rljob_memory.evidence import Failure, FailureKind, Unreadable, account_of, read_evidence
+from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.facts import shared_memory_of
-from rljob_memory.evidence.host import merged
 from rljob_memory.evidence.snapshot import failed_requests
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB
@@ -337,7 +337,9 @@ records = st.builds(
 
 @given(records, records)
 def test_two_merged_records_keep_all_values(one: MemorySample, other: MemorySample) -> None:
-    both = merged(one, other)
+    builder = EvidenceBuilder(host=one)
+    builder.add_host(other)
+    both = builder.host
     assert both.oom_kills == max(one.oom_kills, other.oom_kills)
     for mine in (one, other):
         assert both.host_used_bytes >= mine.host_used_bytes

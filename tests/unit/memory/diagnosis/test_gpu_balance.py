@@ -54,7 +54,9 @@ ALONE = BESIDE.model_copy(update={"allocated_bytes": 77 * GIB, "process_bytes": 
 def failing(
     device: DeviceMemory = BESIDE, activity: Activity = Activity.BACKWARD, *, role: Role | None = None, **of: Any
 ) -> CollectedEvidence:
-    return CollectedEvidence(Failure(kind=FailureKind.ALLOCATOR, device=device, activity=activity, role=role), **of)
+    return CollectedEvidence(
+        failure=Failure(kind=FailureKind.ALLOCATOR, device=device, activity=activity, role=role), **of
+    )
 
 
 def beside(*siblings: str, role: Role | None = "policy") -> CollectedEvidence:
@@ -103,7 +105,7 @@ def test_memory_of_a_sleeping_engine_is_back_with_the_gpu() -> None:
 
 def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
     sizes = {"free_bytes": 30 * GIB, "total_bytes": 80 * GIB, "wanted_bytes": 72 * GIB}
-    refused = CollectedEvidence(Failure(kind=FailureKind.ENGINE_START, sizes=sizes))
+    refused = CollectedEvidence(failure=Failure(kind=FailureKind.ENGINE_START, sizes=sizes))
     assert [(entry.owner, entry.size_bytes) for entry in entries_of(refused)] == [
         ("in use before the engine started", 50 * GIB),
         ("free", 30 * GIB),
@@ -114,7 +116,7 @@ def test_an_engine_that_starts_finds_the_gpu_in_use() -> None:
 def test_the_host_has_a_ledger() -> None:
     host = MemorySample(host_used_bytes=31 * GIB, host_limit_bytes=32 * GIB, shared_memory_bytes=GIB)
     engine = EngineRecord(seen=True, backed_up_bytes=14 * GIB)
-    entries = host_entries(CollectedEvidence(Failure(kind=FailureKind.KILLED), host=host, engine=engine))
+    entries = host_entries(CollectedEvidence(failure=Failure(kind=FailureKind.KILLED), host=host, engine=engine))
     assert {entry.owner: entry.size_bytes for entry in entries} == {
         "limit": 32 * GIB,
         "in use": 31 * GIB,
@@ -226,13 +228,13 @@ def evidence_with(case: dict[str, Any]) -> CollectedEvidence:
         phase=case.get("phase"),
     )
     return CollectedEvidence(
-        failure,
+        failure=failure,
         series=series_of(case["series"]) if "series" in case else (),
         engine=EngineRecord(**in_bytes(case.get("engine", {}))),
-        gpu_processes={int(gpu): tuple(processes(table)) for gpu, table in case.get("gpu_processes", {}).items()},
+        gpu_processes={int(gpu): processes(table) for gpu, table in case.get("gpu_processes", {}).items()},
         siblings=tuple(case["siblings"]) if "siblings" in case else None,
         plan=memory_plan(rollout_sleep=case["rollout_sleep"]) if "rollout_sleep" in case else None,
-        programs=tuple(case.get("programs", [])),
+        programs=case.get("programs", []),
         model=ModelFacts(**case.get("model", {})),
     )
 

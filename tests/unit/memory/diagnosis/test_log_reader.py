@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.memory_failure import Activity
+from rljob_api.memory_failure import Activity, FailureKind
 from rljob_memory.evidence import Failure
 from rljob_memory.evidence.failure import DeviceMemory
+from rljob_memory.evidence.lines import WordGroups
 from rljob_memory.evidence.torch_message import parse_message
 from rljob_memory.sizes import GIB, MIB, size_bytes
 from tests.unit.memory.diagnosis.recorded import evidence_of, torch_message
 
 MESSAGE = torch_message(18.91, total=178.35, free=3.74, process=174.61, allocated=150, cached=19.68)
+FRAME = '  File "/env/site-packages/torch/optim/adamw.py", line 606, in _multi_tensor_adamw'
 CONSEQUENCES = [
     "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600 ms",
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
@@ -66,9 +68,47 @@ def test_a_file_without_line_ends_is_read_in_pieces() -> None:
     assert failure.device.requested_bytes == round(18.91 * GIB)
 
 
+# --- lines that repeat are read once, which must hide nothing ---
+
+
+def test_a_number_that_counts_is_seen_after_many_other_ones() -> None:
+    failure = failure_in("worker-3 exited with code 1\n" * 200 + "worker-3 exited with code 137\n")
+    assert failure.kind is FailureKind.KILLED
+
+
+def test_a_traceback_that_repeats_keeps_its_frames() -> None:
+    frames = f"Traceback (most recent call last):\n{FRAME}\n    func(\n"
+    log = f"{frames}ValueError: no\n" * 100 + frames + MESSAGE
+    assert failure_in(log).activity is Activity.OPTIMIZER
+
+
+def test_every_retry_is_seen() -> None:
+    log = f"step 7\n{MESSAGE}\nretrying with a smaller batch\n" + "step\n" * 20
+    assert evidence_of(log * 100).failure is None
+
+
+def test_memory_that_grows_is_seen_in_lines_that_repeat() -> None:
+    log = "".join(f"Error while loading model; gpu memory allocated {step}.5 GiB\n" for step in range(20, 70))
+    [series] = evidence_of(log.replace("Error while ", "") * 3).series
+    assert len(series.samples) == 150
+
+
+def test_words_are_found_next_to_other_numbers_and_in_the_first_group() -> None:
+    groups = WordGroups(["killed", "1455"], ["mem", "step"])
+    lines = [b"step 1", b"", b"step 2 was KILLED", b"os error 1455, step 3", b"os error 1454", b"mem1ory"]
+    assert groups.of(lines) == [1, None, 0, 0, None, 1]
+    assert groups.of([line.replace(b"1", b"7") for line in lines]) == [1, None, 0, 1, None, 1]
+    assert groups.of([]) == []
+
+
+def test_a_message_far_into_an_endless_line_is_found() -> None:
+    words = b"gpu memory killed out of memory? " * 100_000
+    failure = failure_in(words + MESSAGE.encode() + words)
+    assert failure.device is not None
+
+
 # --- a failure inside of JSON, HTML, escapes, binary data and other encodings ---
 
-FRAME = '  File "/env/site-packages/torch/optim/adamw.py", line 606, in _multi_tensor_adamw'
 TRACEBACK = f"Traceback (most recent call last):\n{FRAME}\n    func(\n{MESSAGE}"
 
 
