@@ -20,7 +20,7 @@ from rljob_client.model_dimensions import described_dimensions, require_dense
 from rljob_client.other_configs import Source, options_of, spec_from
 from rljob_client.other_memory import as_configured, is_colocated
 from rljob_memory.budget import PHASES, Budget, Phase, Pod, Setup, budget
-from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, with_gpus
+from rljob_memory.fit import GPUS_OF_A_MACHINE, Fit, fit, machine_text, with_gpus
 from rljob_memory.hardware import ASSUMED, GPU_TYPES, HOST_BYTES_PER_GPU, Hardware, type_of_product
 from rljob_memory.model_shape import ModelShape, compute_bytes, shape_in_uri, with_adapters
 from rljob_memory.plan import SWITCHES
@@ -211,9 +211,9 @@ def report(spec: RLJobSpec, found: Fit, *, is_assumed: bool = False) -> Iterator
     """Lines of the text output. `is_assumed`: neither the options nor this machine name a type of GPU."""
     setup, predicted, plan = found.setup, found.choice.budget, found.choice.plan
     assumed = " (assumed; --gpu names another)" if is_assumed and setup.hardware.device == "cuda" else ""
-    yield f"{_model(setup.model)} on {_machine(setup)}{assumed}"
+    yield f"{_model(setup.model)} on {machine_text(setup)}{assumed}"
     yield ""
-    yield found.message
+    yield found.explanation
     if setup.hardware.device == "cuda":
         yield seconds_line(predicted)
     yield ""
@@ -236,17 +236,6 @@ def _model(model: ModelShape) -> str:
     size = f"{model.parameters / 1e9:.2f} billion" if model.parameters >= 1e8 else f"{model.parameters:,}"
     adapters = f", {model.adapter_parameters / 1e6:.0f} million in adapters" if model.adapter_parameters else ""
     return f"{size} parameters{adapters}"
-
-
-def _machine(setup: Setup) -> str:
-    work, hardware = setup.work, setup.hardware
-    host = f"{human_bytes(hardware.host_memory_bytes)} of host memory"
-    if hardware.device == "cpu":
-        return f"CPUs, {host}"
-    engines = 0 if work.is_colocated else work.engine_processes
-    others = f" + {engines} for engines" if engines else ""
-    gpu = f"{hardware.gpu_type.name} ({human_bytes(hardware.device_memory_bytes)})"
-    return f"{work.policy_ranks}{others} × {gpu}, {host}"
 
 
 def _phase_rows(setup: Setup, predicted: Budget) -> Iterator[str]:
@@ -339,7 +328,7 @@ def as_json(found: Fit) -> Mapping[str, Any]:
     on_gpu = setup.hardware.device == "cuda"
     return {
         "verdict": found.verdict,
-        "message": found.message,
+        "message": found.explanation,
         "lack": asdict(found.lack) if found.lack else None,
         "priceSeconds": found.price_seconds,
         "secondsPerStep": predicted.seconds(),

@@ -9,6 +9,7 @@ class ConditionType(StrEnum):
     """Types of conditions."""
 
     SUSPENDED = "Suspended"
+    FITS = "Fits"
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
     MEMORY_PRESSURE = "MemoryPressure"
@@ -27,7 +28,15 @@ class ConditionReason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     SUSPEND_REQUESTED = "SuspendRequested"
     RESUMED = "Resumed"
+    # Fits; and StepsCommitted, as of Running
+    PREDICTED_TO_FIT = "PredictedToFit"
+    DOES_NOT_FIT = "DoesNotFit"
+    MODEL_UNKNOWN = "ModelUnknown"
+    NODES_UNKNOWN = "NodesUnknown"
+    OTHER_TRAINER = "OtherTrainer"
+    NOT_PREDICTED = "NotPredicted"
     # Scheduled
+    NOT_ADMITTED = "NotAdmitted"
     WAITING_FOR_PODS = "WaitingForPods"
     WAITING_FOR_QUEUE = "WaitingForQueue"
     WAITING_TO_RESTART = "WaitingToRestart"

@@ -26,6 +26,11 @@ class MemorySettings(ApiModel):
     """Auto: RLJob changes the memory plan after an out-of-memory failure and resumes the job. Disabled: RLJob never
     changes the first plan."""
 
+    admission: Literal["Warn", "Enforce"] = "Warn"
+    """Effect of a prediction that the job does not fit the memory of the cluster's nodes. Warn: the condition Fits is
+    False, and the job starts. Enforce: no pods are created until the job fits, or has committed a step. rljob run
+    ignores it."""
+
     empty_cache: Toggle = "Auto"
     """If enabled, the policy releases its cached GPU memory after an update, before the engine wakes up."""
 

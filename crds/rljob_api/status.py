@@ -20,7 +20,7 @@ class Condition(ApiModel):
     """A condition of the job, as a metav1.Condition."""
 
     type: str = Field(max_length=316)
-    """Suspended, Scheduled, Running, MemoryPressure, Degraded, Recovering, Complete, Failed, Ready or Stalled."""
+    """Suspended, Fits, Scheduled, Running, MemoryPressure, Degraded, Recovering, Complete, Failed, Ready or Stalled."""
 
     status: Literal["True", "False", "Unknown"]
     """Status of the condition."""
@@ -177,7 +177,7 @@ class RLJobStatus(ApiModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Conditions Suspended, Scheduled, Running, MemoryPressure, Degraded, Recovering, Complete, Failed, Ready and
+    """Conditions Suspended, Fits, Scheduled, Running, MemoryPressure, Degraded, Recovering, Complete, Failed, Ready and
     Stalled."""
 
     start_time: Timestamp | None = None

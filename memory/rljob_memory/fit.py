@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
-from rljob_api.memory_plan import MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.budget import Setup
 from rljob_memory.budget.gpu import activation_bytes_per_token
 from rljob_memory.budget.host import USABLE_HOST_SHARE
 from rljob_memory.budget.setup import Lack
-from rljob_memory.hardware import GPU_TYPES
+from rljob_memory.hardware import GPU_TYPES, GpuType
 from rljob_memory.plan import Choice, best_choice
+from rljob_memory.plan_settings import is_pinned, name_of, pinning_field
 from rljob_memory.sizes import TIB, human_bytes
 
 Verdict = Literal["fits", "fits at a price", "does not fit"]
@@ -22,6 +24,9 @@ _NOTICEABLE = 1.05
 _GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 GPUS_OF_A_MACHINE = 8
 _LONGEST_RESPONSE = 1 << 20
+_SHORTEST_SHARE = 4
+"""Responses of less than this fraction of the maximum length are another task, and no change to recommend: 1/4."""
+_MOST_CHANGES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,44 @@ class Fit:
         price = self.price_seconds
         return f"fits at a price of {price:,.1f} s a step" if self._is_noticeable(price) else "fits"
 
+    @property
+    def explanation(self) -> str:
+        """The message, followed by the smallest changes with which a job fits that does not."""
+        if self.lack is None:
+            return self.message
+        changes = ", or with ".join(islice(self.changes_that_fit(), _MOST_CHANGES))
+        return f"{self.message}; " + (f"it fits with {changes}" if changes else "no single change makes it fit")
+
+    def changes_that_fit(self) -> Iterator[str]:
+        """Single changes with which the job fits, as the manifest writes them; those that a stored job allows first."""
+        for setting in MemoryPlan.model_fields:
+            released = self.settings.model_copy(update={str(pinning_field(setting)): "Auto"})
+            if is_pinned(self.settings, setting) and self._fits_with(settings=released):
+                yield f"memory.{name_of(setting)}: Auto"
+        work, kind = self.setup.work, self.setup.hardware.gpu_type
+        if self._fits_with_responses_of(max(work.max_response_tokens // _SHORTEST_SHARE, 1)):
+            yield f"algorithm.maxResponseTokens: {_last(self._fits_with_responses_of, work.max_response_tokens)}"
+        if self.setup.hardware.device == "cpu":
+            return
+        if faster := self.faster_tensor_parallel_size():
+            yield f"rollout.tensorParallelSize: {faster[0]}"
+        larger = sorted(GPU_TYPES.values(), key=lambda each: each.memory_bytes)
+        larger = [each for each in larger if each.memory_bytes > kind.memory_bytes]
+        other_type = next((each for each in larger if self._fits_with(setup=on_gpus(self.setup, each))), None)
+        found = [f"{other_type.name} GPUs"] if other_type else []
+        if more := self.on_fewest_gpus():
+            pods, gpus = more.setup.work.policy_pods, more.setup.work.ranks_per_pod
+            fields = {"policy.replicas": (work.policy_pods, pods), "policy.gpusPerReplica": (work.ranks_per_pod, gpus)}
+            text = " and ".join(f"{field}: {new}" for field, (now, new) in fields.items() if new != now)
+            found.insert(0 if pods <= work.policy_pods else 1, text)  # another type is simpler than more machines
+        yield from found
+
+    def _fits_with(self, *, settings: MemorySettings | None = None, setup: Setup | None = None) -> bool:
+        return fit(settings or self.settings, setup or self.setup).lack is None
+
+    def _fits_with_responses_of(self, tokens: int) -> bool:
+        return self._fits_with(setup=self.setup.with_work(max_response_tokens=tokens))
+
     # --- other plans and machines ---
 
     def fewest_gpus(self) -> int | None:
@@ -86,10 +129,7 @@ class Fit:
         """The fit on the fewest GPUs of each known type, by its name; None where 64 are not enough."""
         found = {}
         for name, kind in GPU_TYPES.items():
-            hardware = replace(
-                self.setup.hardware, device_memory_bytes=kind.memory_bytes, engine_device_memory_bytes=0, gpu=name
-            )
-            found[name] = fit(self.settings, replace(self.setup, hardware=hardware)).on_fewest_gpus()
+            found[name] = fit(self.settings, on_gpus(self.setup, kind)).on_fewest_gpus()
         return found
 
     def largest_micro_batch_tokens(self) -> int:
@@ -107,11 +147,7 @@ class Fit:
 
     def longest_response_tokens(self) -> int:
         """The largest maxResponseTokens with which the job fits under any plan; 0 if none does."""
-
-        def fits(tokens: int) -> bool:
-            return fit(self.settings, self.setup.with_work(max_response_tokens=tokens)).lack is None
-
-        return _last(fits, _LONGEST_RESPONSE)
+        return _last(self._fits_with_responses_of, _LONGEST_RESPONSE)
 
     def faster_tensor_parallel_size(self) -> tuple[int, float] | None:
         """A `tensorParallelSize` with which a step is noticeably faster, and its seconds; None if there is none."""
@@ -149,6 +185,25 @@ def with_gpus(setup: Setup, count: int) -> Setup:
         work = replace(work.with_engines(count // size, size), rollout_pods=pods)
     work = replace(work, policy_ranks=count, policy_pods=pods)
     return Setup(work, setup.model, replace(setup.hardware, host_memory_bytes=host))
+
+
+def on_gpus(setup: Setup, kind: GpuType) -> Setup:
+    """The setup on GPUs of another type, also for the engines."""
+    size = kind.memory_bytes
+    hardware = replace(setup.hardware, device_memory_bytes=size, engine_device_memory_bytes=0, gpu=kind.name)
+    return replace(setup, hardware=hardware)
+
+
+def machine_text(setup: Setup) -> str:
+    """`4 × h100 (79.10 GiB), 1024.00 GiB of host memory`."""
+    work, hardware = setup.work, setup.hardware
+    host = f"{human_bytes(hardware.host_memory_bytes)} of host memory"
+    if hardware.device == "cpu":
+        return f"CPUs, {host}"
+    engines = 0 if work.is_colocated else work.engine_processes
+    others = f" + {engines} for engines" if engines else ""
+    gpu = f"{hardware.gpu_type.name} ({human_bytes(hardware.device_memory_bytes)})"
+    return f"{work.policy_ranks}{others} × {gpu}, {host}"
 
 
 def _lack(setup: Setup, choice: Choice) -> Lack | None:

@@ -67,15 +67,15 @@ class ModelShape:
         return self.heads * self.head_dim or self.hidden
 
 
-def shape_in_uri(spec: RLJobSpec, bytes_per_parameter: int) -> ModelShape | None:
+def shape_in_uri(spec: RLJobSpec, bytes_per_parameter: int, *, exact: bool = False) -> ModelShape | None:
     """The shape; None if neither the URI nor the name in it has a size.
 
-    `bytes_per_parameter`: in the forward pass.
+    `bytes_per_parameter`: in the forward pass. `exact`: None for a model that is not known, whatever size it names.
     """
     scheme, _, location = spec.model.uri.partition("://")
     shape = _random_shape(location, bytes_per_parameter) if scheme == "random" else None
     if scheme != "random":
-        shape = shape_of_name(location, bytes_per_parameter)
+        shape = (_known_shape if exact else shape_of_name)(location, bytes_per_parameter)
     if shape is None or spec.policy.lora is None:
         return shape
     return with_adapters(shape, spec.policy.lora.rank)
@@ -115,6 +115,11 @@ config.json, by the part of the name that their variants share."""
 
 def shape_of_name(name: str, bytes_per_parameter: int) -> ModelShape | None:
     """The shape of a public model, or a typical one of the size in the name; None if it has none."""
+    known, parameters = _known_shape(name, bytes_per_parameter), parameters_in_name(name)
+    return known or (typical_shape(parameters, bytes_per_parameter) if parameters else None)
+
+
+def _known_shape(name: str, bytes_per_parameter: int) -> ModelShape | None:
     last = name.partition("@")[0].rsplit("/", 1)[-1].lower()
     for known, (parameters, layers, hidden, kv_heads, head_dim, vocabulary, heads, intermediate) in _KNOWN.items():
         if re.search(rf"(?:^|[-_]){re.escape(known)}(?:$|[-_.:])", last):
@@ -129,8 +134,7 @@ def shape_of_name(name: str, bytes_per_parameter: int) -> ModelShape | None:
                 heads=heads,
                 intermediate=intermediate,
             )
-    parameters_named = parameters_in_name(name)
-    return None if parameters_named is None else typical_shape(parameters_named, bytes_per_parameter)
+    return None
 
 
 def parameters_in_name(name: str) -> int | None:

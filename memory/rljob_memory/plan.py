@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from rljob_api.api_model import MAX_INTEGER
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.budget import Budget, Setup, budget, gpu_budget
 from rljob_memory.budget.gpu import PolicyState, activation_bytes_per_token, kv_bytes, smallest_kv_cache_bytes
@@ -123,7 +124,8 @@ def _plan(setup: Setup, pinned: dict[str, Any], switches: dict[str, Any]) -> Mem
         "detach_metrics": True,
         "weight_export": _AUTO_WEIGHT_EXPORT,
     }
-    plan = MemoryPlan.model_validate(smallest | switches | pinned)
+    possible = {name: min(value, MAX_INTEGER) if type(value) is int else value for name, value in smallest.items()}
+    plan = MemoryPlan.model_validate(possible | switches | pinned)
     if "kv_cache_bytes" not in pinned:
         plan = plan.model_copy(update={"kv_cache_bytes": _kv_cache_bytes(setup, plan)})
     room = _room_for_activations(setup, plan)

@@ -35,6 +35,7 @@ class EventReason(StrEnum):
     ATTEMPT_STARTED = "AttemptStarted"
     CONTROLLER_ON_GPU_NODE = "ControllerOnGpuNode"
     DEGRADED = "Degraded"
+    DOES_NOT_FIT = "DoesNotFit"
     FOREIGN_OBJECT = "ForeignObject"
     FOREIGN_POD_IGNORED = "ForeignPodIgnored"
     INVALID_SPEC = "InvalidSpec"

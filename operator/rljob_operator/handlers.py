@@ -26,11 +26,10 @@ import gc
 import os
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import kopf
@@ -43,14 +42,16 @@ from rljob_operator.diagnose.labelled_pods import SELECTOR, LabelledPods
 from rljob_operator.kube.client import ApiClient, Connection, connect
 from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.lease import LeaderElection, LeadershipLost
-from rljob_operator.kube.resources import PODS, workloads_served
+from rljob_operator.kube.resources import PODS, RLJOBS, workloads_served
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import LEADER
 from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
-from rljob_operator.observe.watches import Attendance, reflectors
+from rljob_operator.observe.watches import Attendance, known_nodes, reflectors
+from rljob_operator.reconcile.observed import ObservedNode
+from rljob_operator.runtime.admission import objection_to, serve_admission
 from rljob_operator.runtime.discovery import api_server_ports, follow_api_groups, wait_for_crds
-from rljob_operator.runtime.endpoints import Certificate, Health, TokenCheck, metrics_app, probes_app, serve
+from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app, serve, tls_context
 from rljob_operator.runtime.job_queue import JobQueue, Priority
 from rljob_operator.runtime.reconcile_loop import ANNOTATION, Reconcile, ReconcileLoop, UnfinishedReconciles
 from rljob_operator.settings import OperatorSettings
@@ -79,6 +80,7 @@ def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
 async def start(memo: Replica, settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.scanning.disabled = True  # kopf reads the API groups once, and watches nothing
     settings.networking.error_backoffs = repeat(10.0)
+    settings.admission.server = partial(serve_admission, memo.settings)
     memo.start()
 
 
@@ -93,6 +95,16 @@ async def stop(memo: Replica, **_: Any) -> None:
     await memo.stop()
 
 
+@kopf.on.validate(RLJOBS.group, RLJOBS.version, RLJOBS.plural)
+async def validate(*, warnings: list[str], memo: Any, **review: Any) -> None:
+    """Warn about a job that does not fit, or refuse it. Raises `AdmissionError`."""
+    found = await objection_to(review["new"], review["old"], memo.nodes())
+    if found is not None and found.refused:
+        raise kopf.AdmissionError(found.message, code=403)
+    if found is not None:
+        warnings.append(found.message)
+
+
 # --- Any replica ---
 
 
@@ -101,7 +113,9 @@ class Replica:
 
     def __init__(self, settings: OperatorSettings, connection: Connection, reconcile: Reconcile) -> None:
         self.ended = asyncio.Event()
-        self._settings = settings
+        self.nodes: Callable[[], Sequence[ObservedNode]] = tuple
+        """The nodes of the cluster, as far as this replica knows them."""
+        self.settings = settings
         self._connection = connection
         self._reconcile = reconcile
         self._health = Health(settings.stale_watch_seconds)
@@ -135,7 +149,7 @@ class Replica:
             await self._serve(stack)
             await wait_for_crds(lease_client)
             self._answered.set()
-            settings = await _completed(self._settings, self._connection, lease_client)
+            settings = await _completed(self.settings, self._connection, lease_client)
             election = None
             if settings.leader_election:
                 election = LeaderElection(
@@ -144,14 +158,19 @@ class Replica:
                     namespace=settings.lease_namespace,
                     identity=f"{socket.gethostname()}_{uuid.uuid4()}",
                 )
-                await election.acquire(self._health.standing_by)
+                async with AsyncExitStack() as standing_by:
+                    if settings.admission_certificate and settings.watch_nodes:
+                        known = known_nodes(self._connection, settings.gpu_resources)
+                        self.nodes = await standing_by.enter_async_context(known)
+                    await election.acquire(self._health.standing_by)
                 stack.push_async_callback(election.release)
             self._leader = Leader(settings, self._connection, election, self._health, self._reconcile)
+            self.nodes = self._leader.nodes
             await self._leader.run()
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         """Serve probes and metrics until the stack is left."""
-        settings = self._settings
+        settings = self.settings
         await stack.enter_async_context(serve(probes_app(self._health), settings.probes_port))
         if not settings.metrics_port:
             return
@@ -160,10 +179,7 @@ class Replica:
             # Another client than the Lease's: callers without any right cause these requests.
             may_read = TokenCheck(_impatient_client(stack, self._connection))
         if settings.metrics_tls:
-            directory = Path(settings.metrics_certificate) if settings.metrics_certificate else None
-            certificate = await asyncio.to_thread(Certificate, directory)
-            stack.callback(asyncio.create_task(certificate.follow()).cancel)
-            tls = certificate.context
+            tls = await tls_context(stack, settings.metrics_certificate)
         await stack.enter_async_context(serve(metrics_app(may_read), settings.metrics_port, tls))
 
     async def credentials(self) -> kopf.ConnectionInfo:
@@ -286,6 +302,9 @@ class Leader:
             work += [pods.run(), recorder.run()]
         self._health.watching(watches)
         return [*work, *(watch.run() for watch in watches)]
+
+    def nodes(self) -> Sequence[ObservedNode]:
+        return self._observer.observed_nodes()
 
     async def _reconcile_jobs(self) -> None:
         """Reconcile jobs once the caches are filled, until the queue is closed."""

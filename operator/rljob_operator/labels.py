@@ -30,6 +30,9 @@ MANAGED_BY_OPERATOR = "rljob-operator"
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """Label "true" of every node with allocatable GPUs; kept by the operator, absent on all other nodes."""
 
+GPU_PRODUCT, GPU_MEMORY_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+"""On nodes with NVIDIA GPUs, kept by NVIDIA's GPU feature discovery: product, and memory of one GPU in MiB."""
+
 OPERATOR = "rljob.dev/operator"
 """Annotation of an RLJob: the installation that reconciles it, as NAMESPACE/NAME of its Lease. Others leave the job
 alone."""

@@ -202,6 +202,13 @@ class OperatorSettings(BaseModel):
     """Directory with `tls.crt` and `tls.key` for the metrics, such as a mounted Secret of cert-manager; they are loaded
     again when they change. If empty, a self-signed certificate is made at start-up by the program openssl."""
 
+    admission_port: Annotated[Port, Group.PROCESS] = 9443
+    """Port of the admission webhook, which any replica serves at `/validate`."""
+
+    admission_certificate: Annotated[str, Group.PROCESS] = ""
+    """Directory with `tls.crt` and `tls.key` for the admission webhook; they are loaded again when they change. If
+    empty, no webhook is served."""
+
     log_format: Annotated[Literal["json", "text"], Group.PROCESS] = "json"
     """Log format: `json` for log collectors, `text` for people."""
 

@@ -100,6 +100,16 @@ Helm does not talk to the cluster (`helm template`, Argo CD) and no value is set
 {{- and .Values.metrics.enabled .Values.metrics.tls.enabled (ne .Values.metrics.tls.secretName "") }}
 {{- end }}
 
+{{/* "true" if the operator serves the admission webhook, which knows nothing without nodes. */}}
+{{- define "rljob.servesAdmission" -}}
+{{- and .Values.admissionWebhook.enabled .Values.nodes.watch }}
+{{- end }}
+
+{{/* Name of the webhook's Service, and of the Secret with its certificate if the chart makes it. */}}
+{{- define "rljob.admissionName" -}}
+{{- printf "%s-admission" (include "rljob.fullname" .) }}
+{{- end }}
+
 {{/* Name of the ServiceAccount, and of the Secret with its token, for a ServiceMonitor without its own credentials. */}}
 {{- define "rljob.scraperName" -}}
 {{- printf "%s-scraper" (include "rljob.fullname" .) }}

@@ -40,6 +40,7 @@
   "METRICS_AUTH" .Values.metrics.authentication
   "METRICS_TLS" .Values.metrics.tls.enabled
   "METRICS_CERTIFICATE" (ternary "/etc/rljob-operator/tls" "" (include "rljob.mountsCertificate" . | eq "true"))
+  "ADMISSION_CERTIFICATE" (ternary "/etc/rljob-operator/admission" "" (include "rljob.servesAdmission" . | eq "true"))
   "LOG_LEVEL" .Values.log.level
   "LOG_FORMAT" .Values.log.format
 }}

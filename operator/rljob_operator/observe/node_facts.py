@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from sys import intern
 
 from rljob_api.quantity import quantity_bytes
+from rljob_memory.hardware import GPU_TYPES, type_of_product
+from rljob_memory.sizes import GIB
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
 from rljob_operator.kube.watch import Key
@@ -32,8 +35,9 @@ class NodeFact:
 
 def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    allocatable = status.get("allocatable") or {}
+    allocatable, marks = status.get("allocatable") or {}, obj["metadata"].get("labels") or {}
     ready: Object = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
+    gpu, memory_bytes = _gpu(marks)
     return NodeFact(
         node=ObservedNode(
             name=obj["metadata"]["name"],
@@ -41,10 +45,22 @@ def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
             usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
             tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
             restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
+            gpu=gpu,
+            gpu_memory_bytes=memory_bytes,
+            host_memory_bytes=_count(allocatable.get("memory")) // GIB * GIB,  # nodes of a type differ by some KiB
+            labels=tuple(sorted(intern(f"{name}={value}") for name, value in marks.items())),
             unreachable_since=_unreachable_since(ready),
         ),
-        labelled=(obj["metadata"].get("labels") or {}).get(labels.NODE_HAS_GPUS) == "true",
+        labelled=marks.get(labels.NODE_HAS_GPUS) == "true",
     )
+
+
+def _gpu(marks: Mapping[str, str]) -> tuple[str, int]:
+    """Type and memory of the node's GPUs, by its labels."""
+    product = marks.get(labels.GPU_PRODUCT, "")
+    if name := type_of_product(product):
+        return name, GPU_TYPES[name].memory_bytes
+    return product, _count(f"{marks.get(labels.GPU_MEMORY_MIB, 0)}Mi")
 
 
 def _unreachable_since(ready: Object) -> datetime | None:
@@ -54,7 +70,7 @@ def _unreachable_since(ready: Object) -> datetime | None:
 
 
 def _count(quantity: str | None) -> int:
-    """Extended resources are whole numbers, which the API server may write as 1k or 1e3."""
+    """Bytes, or a number of extended resources, which the API server may write as 1k or 1e3; 0 if it is neither."""
     for parse in (quantity_bytes, lambda text: int(Decimal(text))):
         with suppress(ArithmeticError, ValueError):
             return parse(quantity or "0")
@@ -119,4 +135,5 @@ def gains_room(before: ObservedNode | None, after: ObservedNode | None) -> bool:
     if before is None or not before.usable:
         return True
     gpu_free = before.gpus > 0 and after.gpus == 0  # for controllers
-    return gpu_free or after.gpus > before.gpus or (before.tainted and not after.tainted)
+    more = after.gpus > before.gpus or after.host_memory_bytes > before.host_memory_bytes
+    return gpu_free or more or after.labels != before.labels or (before.tainted and not after.tainted)

@@ -72,7 +72,7 @@ class Observer:
             _observed_metadata(fact),
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
-            nodes=self._observed_nodes(),
+            nodes=self.observed_nodes(),
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
             missing_object=refusals.missing_object,
@@ -85,6 +85,12 @@ class Observer:
             fresh_token=secrets.token_hex(32),
         )
         return partial(_parsed, observed, fact, self.step_reports.get(key))
+
+    def observed_nodes(self) -> tuple[ObservedNode, ...]:
+        """The present nodes, by name."""
+        if self._nodes is None:
+            self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
+        return self._nodes
 
     def orphaned_workloads(self, key: Key) -> tuple[str, ...]:
         """Workloads that keep the pods of a job that is gone, as jobs without a finalizer are at once."""
@@ -192,11 +198,6 @@ class Observer:
             self._nodes = None
         if gains_room(old, new):
             self.unplaced.wake_later()
-
-    def _observed_nodes(self) -> tuple[ObservedNode, ...]:
-        if self._nodes is None:
-            self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
-        return self._nodes
 
 
 def _observed_metadata(fact: JobFact) -> ObservedJob:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 
 from rljob_operator import labels
-from rljob_operator.kube.client import ApiClient
+from rljob_operator.kube.client import ApiClient, Connection
 from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS
 from rljob_operator.kube.watch import Reflector
 from rljob_operator.metrics import UNATTENDED_NAMESPACES
+from rljob_operator.observe.cache import Cache
+from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import Observer
+from rljob_operator.reconcile.observed import ObservedNode
 
 _log = structlog.get_logger(__name__)
 
@@ -33,6 +38,21 @@ def reflectors(
     if watch_nodes:
         found.append(Reflector(client, NODES, observer.nodes))
     return found
+
+
+@asynccontextmanager
+async def known_nodes(
+    connection: Connection, gpu_resources: tuple[str, ...]
+) -> AsyncIterator[Callable[[], Sequence[ObservedNode]]]:
+    """Watch nodes alone, as a replica that does not lead; gives a function that returns the nodes it knows."""
+    cache = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), lambda *_: None, NODES.plural)
+    client = ApiClient(connection, concurrency=2)
+    watching = asyncio.create_task(Reflector(client, NODES, cache).run())
+    try:
+        yield lambda: [fact.node for fact in cache.values()]
+    finally:
+        watching.cancel()
+        await client.close()
 
 
 class Attendance:

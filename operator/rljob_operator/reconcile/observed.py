@@ -154,6 +154,14 @@ class ObservedNode:
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
     restarts_in_place: bool = False
     """Its kubelet supports restart rules that restart all containers of a pod."""
+    gpu: str = ""
+    """Type of its GPUs by the labels of NVIDIA's GPU feature discovery, or their product name; empty: unknown."""
+    gpu_memory_bytes: int = 0
+    """Memory of each of its GPUs; 0: unknown."""
+    host_memory_bytes: int = 0
+    """Allocatable host memory, in whole GiB; 0: unknown."""
+    labels: tuple[str, ...] = ()
+    """Its labels, each as NAME=VALUE."""
     unreachable_since: datetime | None = None
     """Time at which its kubelet stopped reporting (condition Ready is Unknown); None if it reports."""
 

@@ -23,6 +23,7 @@ from rljob_operator.reconcile import conditions, pods, timers
 from rljob_operator.reconcile.desired import AttemptResult, Desired
 from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
 from rljob_operator.reconcile.finished import conclude, fail, resumption_message, run_finished
+from rljob_operator.reconcile.fits import not_admitted, set_fits
 from rljob_operator.reconcile.memory_recovery import record_plan
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.placement import (
@@ -91,6 +92,8 @@ def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) ->
     draft = StatusDraft(view.status, observed.generation, now)
     conditions.record_progress(view, draft)
     record_plan(view, draft)
+    if view.stage is not Stage.FINISHED:
+        set_fits(view, draft)
     if view.stage is not Stage.FINISHED and draft.reason(ConditionType.FAILED) != ConditionReason.RESUMED:
         draft.reset(ConditionType.FAILED)  # an invalid spec may have been fixed
     stages = {
@@ -264,7 +267,7 @@ def _next_attempt(view: JobView, draft: StatusDraft) -> Desired:
     if end := timers.deadline_exceeded(view):
         fail(end.message, ConditionReason.DEADLINE_EXCEEDED, draft, view)
         return Desired()
-    if obstacle := obstacle_to_pods(view):
+    if obstacle := obstacle_to_pods(view) or not_admitted(view, draft):
         draft.condition(ConditionType.SCHEDULED, False, *obstacle)
         return Desired(requeue_after_seconds=soonest(_OBSTACLE_RETRY_SECONDS, timers.deadline_seconds_left(view)))
     if delay := _delay_seconds_left(view, draft):

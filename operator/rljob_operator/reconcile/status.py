@@ -18,6 +18,7 @@ server."""
 
 _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
     ConditionType.SUSPENDED: (ConditionReason.NOT_SUSPENDED, "spec.suspend is false"),
+    ConditionType.FITS: (ConditionReason.NOT_PREDICTED, "the memory of the job is not predicted yet"),
     ConditionType.SCHEDULED: (ConditionReason.WAITING_FOR_PODS, "the pods are being created"),
     ConditionType.RUNNING: (ConditionReason.STARTING, "the pods have not started"),
     ConditionType.MEMORY_PRESSURE: (ConditionReason.ENOUGH_MEMORY, "no out-of-memory failure is projected"),
@@ -32,6 +33,7 @@ _INITIAL: dict[ConditionType, tuple[ConditionReason, str]] = {
 
 _WARNINGS = {
     ConditionReason.CONTROLLER_ON_GPU_NODE: EventReason.CONTROLLER_ON_GPU_NODE,
+    ConditionReason.DOES_NOT_FIT: EventReason.DOES_NOT_FIT,
     ConditionReason.FOREIGN_OBJECT: EventReason.FOREIGN_OBJECT,
     ConditionReason.NODE_LOST: EventReason.NODE_LOST,
     ConditionReason.OBJECT_LEFT_BEHIND: EventReason.OBJECT_LEFT_BEHIND,
@@ -63,9 +65,12 @@ class StatusDraft:
     def set(self, **fields: Any) -> None:
         self.status = self.status.model_copy(update=fields)
 
-    def condition(self, type_: ConditionType, holds: bool, reason: str, message: str) -> None:
-        """Set a condition. Its transition time changes only if its status differs from the stored one."""
-        status: Literal["True", "False"] = "True" if holds else "False"
+    def condition(self, type_: ConditionType, holds: bool | None, reason: str, message: str) -> None:
+        """Set a condition. Its transition time changes only if its status differs from the stored one.
+
+        `holds`: None is the status Unknown.
+        """
+        status: Literal["True", "False", "Unknown"] = "Unknown" if holds is None else "True" if holds else "False"
         stored = self._stored.get(type_)
         same_status = stored is not None and stored.status == status
         self._conditions[type_] = Condition(
@@ -84,7 +89,7 @@ class StatusDraft:
     def reset(self, *types: ConditionType) -> None:
         """Set conditions to their values before the start of a job."""
         for type_ in types:
-            self.condition(type_, False, *_INITIAL[type_])
+            self.condition(type_, None if type_ is ConditionType.FITS else False, *_INITIAL[type_])
 
     def no_pods_run(self, reason: ConditionReason, message: str) -> None:
         for type_ in (ConditionType.SCHEDULED, ConditionType.RUNNING):
@@ -158,8 +163,13 @@ _PASSING = {
     ConditionType.RUNNING: ConditionReason.RUNNING,
 }
 """The phase is that of the first condition that holds."""
-_NEEDS_A_PERSON = (ConditionReason.FOREIGN_OBJECT, ConditionReason.FOREIGN_POD, ConditionReason.POD_NOT_TERMINATING)
-"""Reasons of Scheduled for which no pods are created until a person removes something."""
+_NEEDS_A_PERSON = (
+    ConditionReason.FOREIGN_OBJECT,
+    ConditionReason.FOREIGN_POD,
+    ConditionReason.NOT_ADMITTED,
+    ConditionReason.POD_NOT_TERMINATING,
+)
+"""Reasons of Scheduled for which no pods are created until a person acts."""
 
 
 def summarize(draft: StatusDraft) -> None:
@@ -250,6 +260,7 @@ _PROGRESS = {"step", "reward", "memory", "plan", "pods", "display", "update_time
 _REPORTED = {"observed_generation", "plan_changes", "adjustments", "last_out_of_memory"}
 """Fields that no decision rests on: the trainer alone reports them, and each reconcile merges them again."""
 _REPORTING_CONDITIONS = (
+    ConditionType.FITS,
     ConditionType.MEMORY_PRESSURE,
     ConditionType.DEGRADED,
     ConditionType.RECOVERING,
@@ -265,8 +276,13 @@ def _without(status: RLJobStatus, fields: set[str]) -> dict[str, Any]:
 
 
 def _noteworthy(status: RLJobStatus) -> dict[str, Any]:
-    """Return the fields that a person waits for: all but progress and the messages of conditions."""
-    conditions = [(one.type, one.status, one.reason, one.last_transition_time) for one in status.conditions]
+    """Return the fields that a person waits for: all but progress, the messages of conditions, and that the job
+    fits."""
+    conditions = [
+        (one.type, one.status, one.reason, one.last_transition_time)
+        for one in status.conditions
+        if one.type != ConditionType.FITS or one.status == "False"
+    ]
     return _without(status, _PROGRESS) | {"conditions": conditions}
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -221,7 +221,7 @@ _REFUSALS = {
 }
 
 
-# --- Certificate of the metrics endpoint ---
+# --- Certificates ---
 
 
 _log = structlog.get_logger(__name__)
@@ -286,10 +286,16 @@ class Certificate:
         except OSError as error:  # also SSLError
             raise NoCertificate(
                 f"expected {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error.strerror or error}; mount a Secret "
-                "of type kubernetes.io/tls there, or write a matching pair in PEM without a password, or omit "
-                "--metrics-certificate for a self-signed certificate"
+                "of type kubernetes.io/tls there, or write a matching pair in PEM without a password"
             ) from error
         return True
+
+
+async def tls_context(stack: AsyncExitStack, directory: str) -> ssl.SSLContext:
+    """TLS with the certificate in the directory, which is followed until the stack is left. Empty: self-signed."""
+    certificate = await asyncio.to_thread(Certificate, Path(directory) if directory else None)
+    stack.callback(asyncio.create_task(certificate.follow()).cancel)
+    return certificate.context
 
 
 def _make_self_signed(directory: str) -> None:

@@ -121,6 +121,20 @@ def test_an_upgrade_renews_the_crds_and_leaves_the_jobs(
     assert after["metadata"]["finalizers"] == [FINALIZER]
 
 
+def test_an_upgrade_keeps_the_certificate_of_the_webhook(command_line: CommandLine, installed: Install) -> None:
+    def certificate() -> Object:
+        found: Object = command_line.get("secret", f"{NAMES}-admission", "-n", RELEASE_NAMESPACE)["data"]
+        return found
+
+    installed("--set", "replicaCount=0")
+    before = certificate()
+    command_line.helm("upgrade", RELEASE, str(CHART), "--set", "replicaCount=0")
+    assert certificate() == before
+    name = f"{RELEASE_NAMESPACE}-{NAMES}-fits"
+    [webhook] = command_line.get("validatingwebhookconfiguration", name)["webhooks"]
+    assert webhook["clientConfig"]["caBundle"] == before["ca.crt"]
+
+
 def test_without_keep_the_crds_go_with_the_release(command_line: CommandLine, installed: Install) -> None:
     installed("--set", "crds.keep=false")
     command_line.helm("uninstall", RELEASE, "--no-hooks")

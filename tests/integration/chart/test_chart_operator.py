@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,6 +51,8 @@ def operator(
         variable["name"].removeprefix("RLJOB_OPERATOR_").lower(): variable["value"] for variable in container["env"]
     }
     settings["lease_namespace"] = RELEASE_NAMESPACE
+    mounted = mount(command_line, f"{NAMES}-admission", tmp_path)
+    settings |= {"admission_certificate": str(mounted), "admission_port": str(next(ports))}
     token = token_of(command_line, NAMES, RELEASE_NAMESPACE)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", control_plane.url, token, control_plane.ca)
     operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", next(ports), next(ports), settings)
@@ -90,6 +95,32 @@ def test_it_runs_a_job_and_shows_its_metrics_to_those_who_may_read_them(
     requests = requests_by_resource_and_code(scrape(operator, reader))
     assert {resource for resource, code in requests if code in ("401", "403")} == set()
     assert {"rljobs", "pods", "leases", "tokenreviews"} <= {resource for resource, _ in requests}
+
+
+def test_it_serves_the_webhook_with_the_certificate_that_the_api_server_verifies(
+    command_line: CommandLine, operator: OperatorProcess
+) -> None:
+    [webhook] = command_line.get("validatingwebhookconfiguration", f"{RELEASE_NAMESPACE}-{NAMES}-fits")["webhooks"]
+    client = webhook["clientConfig"]
+    context = ssl.create_default_context(cadata=b64decode(client["caBundle"]).decode())
+    name = f"{client['service']['name']}.{client['service']['namespace']}.svc"
+    address = "127.0.0.1", int(str(operator.settings["admission_port"]))
+
+    def served() -> bool:
+        with suppress(ConnectionRefusedError), socket.create_connection(address) as connection:
+            return context.wrap_socket(connection, server_hostname=name).version() == "TLSv1.3"
+        return False
+
+    eventually(served, "the webhook to be served")
+
+
+def mount(command_line: CommandLine, secret: str, directory: Path) -> Path:
+    """A folder with the files of the Secret, as the kubelet mounts it."""
+    mounted = directory / secret
+    mounted.mkdir()
+    for name, data in command_line.get("secret", secret, "-n", RELEASE_NAMESPACE)["data"].items():
+        (mounted / name).write_bytes(b64decode(data))
+    return mounted
 
 
 def scrape(operator: OperatorProcess, token: str) -> str:

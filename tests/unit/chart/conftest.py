@@ -60,9 +60,9 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [found for found in objects if found["kind"] == kind]
 
 
-def only_object(objects: list[Object], kind: str) -> Object:
-    """The only object of a kind that is not a hook."""
-    [found] = [one for one in of_kind(objects, kind) if not is_hook(one)]
+def only_object(objects: list[Object], kind: str, name: str = "") -> Object:
+    """The only object of a kind that is not a hook. `name`: the end of its name."""
+    [found] = [one for one in of_kind(objects, kind) if not is_hook(one) and one["metadata"]["name"].endswith(name)]
     return found
 
 

@@ -55,8 +55,8 @@ def test_probes_and_metrics_go_to_named_ports_that_the_container_opens(render: R
     container = operator_container(render())
     ports = {port["name"] for port in container["ports"]}
     assert {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("liveness", "readiness", "startup")} <= ports
-    assert only_object(render(), "Service")["spec"]["ports"][0]["targetPort"] in ports
-    without = render(metrics={"enabled": False})
+    assert {service["spec"]["ports"][0]["targetPort"] for service in of_kind(render(), "Service")} <= ports
+    without = render(metrics={"enabled": False}, admissionWebhook={"enabled": False})
     assert [port["name"] for port in operator_container(without)["ports"]] == ["probes"]
     assert of_kind(without, "Service") == []
     assert not any(role["metadata"]["name"].endswith("-metrics-reader") for role in of_kind(without, "ClusterRole"))
@@ -103,7 +103,8 @@ def test_extra_volumes_are_mounted_beside_the_certificate(render: Render, secret
     volumes = only_object(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert mounts[-1] == mount
     assert volumes[-1] == volume
-    assert [found["name"] for found in volumes] == (["metrics-certificate"] if secret else []) + ["ca"]
+    own = ["metrics-certificate", "admission-certificate"] if secret else ["admission-certificate"]
+    assert [found["name"] for found in volumes] == [*own, "ca"]
     assert [found["name"] for found in mounts] == [found["name"] for found in volumes]
 
 
@@ -114,14 +115,14 @@ def test_selectors_find_the_operators_pods_and_no_other(render: Render) -> None:
         only_object(objects, "Deployment")["spec"]["selector"]["matchLabels"],
         budget["selector"]["matchLabels"],
         only_object(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-        only_object(objects, "Service")["spec"]["selector"],
+        *(service["spec"]["selector"] for service in of_kind(objects, "Service")),
     ]
     labels, after_uninstall = [template["metadata"]["labels"] for template in pod_templates(objects)]
     for selector in selectors:
         assert selector.items() <= labels.items()
         assert not selector.items() <= after_uninstall.items()
     monitor = only_object(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
-    assert monitor.items() <= only_object(objects, "Service")["metadata"]["labels"].items()
+    assert monitor.items() <= only_object(objects, "Service", "-metrics")["metadata"]["labels"].items()
     assert budget["maxUnavailable"] == 1
     assert of_kind(render(), "PodDisruptionBudget") == [], "one replica needs none"
 

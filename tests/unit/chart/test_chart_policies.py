@@ -13,15 +13,20 @@ SERVED = "admissionregistration.k8s.io/{}/MutatingAdmissionPolicy"
 KINDS = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
 
 
-def test_only_metrics_reach_the_operator_and_it_only_the_api_server(render: Render) -> None:
+def test_only_metrics_and_admission_reach_the_operator_and_it_only_the_api_server(render: Render) -> None:
     policy = only_object(render(networkPolicy={"apiServerPorts": [443, 16443]}), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}], "from": [{"podSelector": {}}]}]
+    admission: Object = {"ports": [{"port": "admission", "protocol": "TCP"}]}
+    metrics: Object = {"ports": [{"port": "metrics", "protocol": "TCP"}]}
+    assert policy["ingress"] == [admission, metrics | {"from": [{"podSelector": {}}]}]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 5353, 443, 16443}
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    [rule] = only_object(render(networkPolicy={"metricsFrom": monitoring}), "NetworkPolicy")["spec"]["ingress"]
-    assert rule == {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": monitoring}
-    assert only_object(render(metrics={"enabled": False}), "NetworkPolicy")["spec"]["ingress"] == []
+    api_server = [{"ipBlock": {"cidr": "192.0.2.1/32"}}]
+    peers: Object = {"metricsFrom": monitoring, "admissionFrom": api_server}
+    ingress = only_object(render(networkPolicy=peers), "NetworkPolicy")["spec"]["ingress"]
+    assert ingress == [admission | {"from": api_server}, metrics | {"from": monitoring}]
+    closed = render(metrics={"enabled": False}, admissionWebhook={"enabled": False})
+    assert only_object(closed, "NetworkPolicy")["spec"]["ingress"] == []
     assert of_kind(render(networkPolicy={"enabled": False}), "NetworkPolicy") == []
     assert only_object(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"], (
         "the API server's ports are unknown"

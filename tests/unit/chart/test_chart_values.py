@@ -157,6 +157,7 @@ def test_by_default_the_operators_own_defaults_hold(run_with: Any) -> None:
         trainer_torch_version="2.11.0",
         probe_image="localhost/rljob/operator:0.1.0",
         shared_account=True,  # with the policy, which only the chart creates
+        admission_certificate="/etc/rljob-operator/admission",  # which only the chart makes
     )
     assert settings.model_dump() == expected.model_dump()
 
@@ -260,4 +261,5 @@ def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) 
     variables = {name.removeprefix("RLJOB_OPERATOR_").lower() for name in environment(render(**values))}
     known = {option.name for option in options()}
     assert variables <= known
-    assert known - variables == {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port"}
+    fixed = {"leader_election", "lease_namespace", "stale_watch_seconds", "probes_port", "admission_port"}
+    assert known - variables == fixed

@@ -17,6 +17,7 @@ from rljob_client.plan_command import PlanOptions, run_plan
 from rljob_memory.hardware import GPU_TYPES
 
 QWEN3_8B = "random://qwen3?hidden=4096&intermediate=12288&layers=36&heads=32&kvHeads=8&headDim=128&vocabulary=151936&tied=false"
+LONG = {"steps": 2, "maxPromptTokens": 16, "maxResponseTokens": 65_536}
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -75,6 +76,37 @@ def test_lines_add_up_to_the_peaks(tmp_path: Path, capsys: pytest.CaptureFixture
         total = sum(line["bytes"] for line in lines if phase in line["phases"])
         assert total == found["peakBytes"]["gpu"]["policy"][phase]
     assert found["secondsPerStep"] == pytest.approx(sum(found["seconds"].values()))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sections", "first"),
+    [
+        ("h100", {"memory": {"kvCache": "70Gi"}}, "memory.kvCache: Auto"),
+        ("h100", {"algorithm": LONG}, "algorithm.maxResponseTokens: "),
+        ("a100-40", {}, "policy.gpusPerReplica: 4"),
+        ("h100", {"algorithm": LONG | {"maxPromptTokens": 65_000}}, "h200 GPUs"),
+    ],
+)
+def test_each_change_that_is_named_makes_the_job_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, sections: dict[str, Any], first: str
+) -> None:
+    code, found = planned(capsys, manifest(tmp_path, **sections), gpu=gpu, host="2Ti")
+    _, _, changes = found["message"].partition("; it fits with ")
+    assert code == 1
+    assert changes.startswith(first)
+    for change in changes.split(", or with "):
+        path, on = manifest(tmp_path, **sections), gpu
+        if change.endswith(" GPUs"):
+            on = change.removesuffix(" GPUs")
+        else:
+            job = yaml.safe_load(path.read_text())
+            for field in change.split(" and "):
+                name, _, value = field.partition(": ")
+                section, _, key = name.partition(".")
+                job["spec"].setdefault(section, {})[key] = yaml.safe_load(value)
+            path.write_text(yaml.safe_dump(job))
+        assert run_plan(path, PlanOptions(on, host="2Ti")) == 0, change
+        capsys.readouterr()
 
 
 def test_the_longest_responses_that_fit_are_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,10 +22,14 @@ def rendered_rights(
 ) -> list[dict[str, Any]]:
     """ServiceAccount, roles and bindings, and the policy for StepReports, as `helm install` creates them. Without
     `job_namespaces`: cluster-wide."""
-    only = [argument for name in _RIGHTS for argument in ("--show-only", f"templates/{name}.yaml")]
     watched = f"namespaces={json.dumps(list(job_namespaces))}"
     diagnosis = f"podDiagnosis.enabled={json.dumps(diagnose_pods)}"
-    values = ("--set-json", watched, "--set", diagnosis)
+    return rendered(helm, namespace, *_RIGHTS, values=("--set-json", watched, "--set", diagnosis))
+
+
+def rendered(helm: Path, namespace: str, *templates: str, values: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Objects of these templates of the chart. `values`: arguments of Helm."""
+    only = [argument for name in templates for argument in ("--show-only", f"templates/{name}.yaml")]
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", namespace, *values, *only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

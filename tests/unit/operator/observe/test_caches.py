@@ -6,6 +6,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,8 @@ CORDONED = ObservedNode("n", gpus=4, usable=False)
         (TAINTED, READY, True),
         (READY, TAINTED, False),
         (READY, READY, False),
+        (READY, replace(READY, labels=("nvidia.com/gpu.product=NVIDIA-H200",)), True),
+        (READY, replace(READY, host_memory_bytes=1 << 40), True),
     ],
 )
 def test_only_more_room_wakes_jobs(before: ObservedNode | None, after: ObservedNode | None, gained: bool) -> None:

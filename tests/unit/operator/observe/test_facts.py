@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 from rljob_api.api_model import MAX_INTEGER
 from rljob_api.manifest.problems import ProblemText
 from rljob_api.termination_message import TerminationMessage
+from rljob_memory.hardware import GPU_TYPES
 from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
-from rljob_operator.labels import FINALIZER
+from rljob_operator.labels import FINALIZER, GPU_MEMORY_MIB, GPU_PRODUCT
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.job_facts import (
     MAX_STEP_REPORT_BYTES,
@@ -245,11 +246,22 @@ def ready(status: str) -> Object:
         (node(status=ready("Unknown")), {"usable": False, "unreachable_since": AT_FOUR}),
         (node(status=ready("False")), {"usable": False}),
         (node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}), {"tainted": True}),
+        (node(status={"allocatable": {"memory": "2097151Ki"}}), {"usable": False, "host_memory_bytes": 1 << 30}),
+        (
+            node(labels={GPU_PRODUCT: "NVIDIA-A100-SXM4-40GB", GPU_MEMORY_MIB: "40960"}),
+            {"gpu": "a100-40", "gpu_memory_bytes": GPU_TYPES["a100-40"].memory_bytes},
+        ),
+        (
+            node(labels={GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", GPU_MEMORY_MIB: "40448"}),
+            {"gpu": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "gpu_memory_bytes": 40448 << 20},
+        ),
+        (node(labels={GPU_PRODUCT: "", GPU_MEMORY_MIB: "many"}), {}),
         (node(spec={"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}), {}),
     ],
 )
 def test_what_is_read_from_a_node(given: Object, facts: Object) -> None:
-    expected = replace(ObservedNode("cpu-node", gpus=0, usable=True), **facts)
+    marks = tuple(f"{name}={value}" for name, value in sorted(given["metadata"].get("labels", {}).items()))
+    expected = replace(ObservedNode("cpu-node", gpus=0, usable=True, labels=marks), **facts)
     assert node_fact(given, ("nvidia.com/gpu", "amd.com/gpu")) == NodeFact(expected, labelled=False)
     labelled = node(labels={"rljob.dev/has-gpus": "true"})
     assert node_fact(labelled, ()).labelled

@@ -58,7 +58,7 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
         with pytest.raises(asyncio.CancelledError):
             await Replica(settings, serving.connection, reconcile).run()
 
-    monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted))
+    monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted, nodes=tuple))
     server = play(story, no_leader_yet)
     first, *_, last = [asked.body["spec"]["holderIdentity"] for asked in server.asked if asked.method != "GET"]
     assert first != ""
