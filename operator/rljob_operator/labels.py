@@ -30,6 +30,9 @@ MANAGED_BY_OPERATOR = "rljob-operator"
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """Label "true" of every node with allocatable GPUs; kept by the operator, absent on all other nodes."""
 
+GPU_PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+"""Labels of nodes, of which each has the product name of the node's GPUs."""
+
 OPERATOR = "rljob.dev/operator"
 """Annotation of an RLJob: the installation that reconciles it, as NAMESPACE/NAME of its Lease. Others leave the job
 alone."""

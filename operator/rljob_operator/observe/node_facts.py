@@ -32,18 +32,20 @@ class NodeFact:
 
 def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    marks = obj["metadata"].get("labels") or {}
     allocatable = status.get("allocatable") or {}
     ready: Object = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
     return NodeFact(
         node=ObservedNode(
             name=obj["metadata"]["name"],
+            gpu=next((marks[label] for label in labels.GPU_PRODUCTS if label in marks), ""),
             gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
             usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
             tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
             restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
             unreachable_since=_unreachable_since(ready),
         ),
-        labelled=(obj["metadata"].get("labels") or {}).get(labels.NODE_HAS_GPUS) == "true",
+        labelled=marks.get(labels.NODE_HAS_GPUS) == "true",
     )
 
 
