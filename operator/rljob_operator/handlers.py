@@ -290,7 +290,7 @@ class Leader:
                 for namespace in self._settings.namespaces or (None,)
             ]
             work += [pods.run(), recorder.run()]
-        self._health.watching([watch for watch in watches if not watch.optional])
+        self._health.watching(watches)
         return [*work, *(watch.run() for watch in watches)]
 
     async def _reconcile_jobs(self) -> None:

@@ -101,11 +101,9 @@ class Reflector:
                 wait_seconds = self._reconnect_seconds
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 wait_seconds = self._back_off(error)
-                if isinstance(error, Forbidden | NotFound):
-                    if self.optional:
-                        self.settled.set()
-                    elif self.namespace is not None:
-                        self._set_unattended(True)
+                may_be_refused = self.optional or self.namespace is not None
+                if may_be_refused and isinstance(error, Forbidden | NotFound):
+                    self._set_unattended(True)
             except Exception as error:  # an event of an unknown form: the same revision would bring it again
                 self._version = ""
                 wait_seconds = self._back_off(error)

@@ -22,7 +22,12 @@ OWN_OBJECTS = f"{labels.MANAGED_BY}={labels.MANAGED_BY_OPERATOR}"
 
 
 def reflectors(
-    client: ApiClient, observer: Observer, namespaces: tuple[str, ...], *, watch_nodes: bool, watch_profiles: bool = False
+    client: ApiClient,
+    observer: Observer,
+    namespaces: tuple[str, ...],
+    *,
+    watch_nodes: bool,
+    watch_profiles: bool = False,
 ) -> list[Reflector]:
     """Watches of RLJobs, pods, StepReports and MemoryProfiles in each namespace, or in all if `namespaces` is empty,
     and of nodes."""

@@ -23,7 +23,7 @@ from rljob_api.memory_profile import (
     ProfileDisplay,
     StartingProfile,
 )
-from rljob_api.metadata import Metadata
+from rljob_api.metadata import API_VERSION
 from rljob_api.step_report import RankMemory
 from rljob_api.topology import worker_pods
 from rljob_memory.diagnosis import FailureClass
@@ -139,13 +139,15 @@ def record(view: JobView, draft: StatusDraft) -> tuple[Manifest | None, tuple[st
     held = _held(before.status if before else None, plan, completes, view, draft)
     if before and not _is_news(before.status, held):
         return None, ()
-    profile = MemoryProfile(
-        metadata=Metadata(name=name, namespace=observed.namespace, labels=_LABELS),
-        spec=_about(spec, gpu),
-        status=held,
-    )
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": "MemoryProfile",
+        "metadata": {"name": name, "namespace": observed.namespace, "labels": _LABELS},
+        "spec": _about(spec, gpu).model_dump(mode="json", by_alias=True),
+        "status": held.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
     others = {other: each.last_used_at for other, each in observed.profiles.items() if other != name}
-    return profile.model_dump(mode="json", by_alias=True, exclude_none=True), _surplus(others, view.now)
+    return manifest, _surplus(others, view.now)
 
 
 _LABELS = {
