@@ -80,11 +80,14 @@ def usable_profile(view: JobView) -> MemoryProfile | None:
     observed = view.observed
     for profiles in (observed.profiles, observed.shared_profiles):
         if profiles:
-            fresh = {name: each for name, each in profiles.items() if view.now - each.last_used_at < EXPIRES_AFTER}
-            stored = profile_for(view.job.spec, fresh, possible_gpus(view))
-            if stored is not None and (profile := _parsed(stored)) is not None:
-                return profile
+            fresh = {name: each for name, each in profiles.items() if not _has_expired(each.last_used_at, view.now)}
+            if (found := _parsed(profile_for(view.job.spec, fresh, possible_gpus(view)))) is not None:
+                return found
     return None
+
+
+def _has_expired(last_used_at: datetime, now: datetime) -> bool:
+    return now - last_used_at >= EXPIRES_AFTER
 
 
 def possible_gpus(view: JobView) -> list[str]:
@@ -110,11 +113,14 @@ def _takes_part(view: JobView) -> bool:
 def _texts(held: MemoryProfileStatus) -> list[str]:
     """Return `microBatchTokens 2048` for each changed setting."""
     texts = texts_of(held.plan)
-    return [f"{change.remedy.setting} {texts[change.remedy.setting]}" for change in held.changes]
+    settings = [change.remedy.setting for change in held.changes]
+    return [f"{setting} {texts[setting]}" for setting in settings if setting in texts]
 
 
-def _parsed(stored: StoredProfile) -> MemoryProfile | None:
-    """Return the profile; None if another version has written it."""
+def _parsed(stored: StoredProfile | None) -> MemoryProfile | None:
+    """Return the profile; None if there is none, or another version has written it."""
+    if stored is None:
+        return None
     try:
         return MemoryProfile.model_validate_json(stored.text, by_alias=True, by_name=False)
     except pydantic.ValidationError:
@@ -134,8 +140,9 @@ def record(view: JobView, draft: StatusDraft) -> tuple[Manifest | None, tuple[st
     spec, observed = view.job.spec, view.observed
     gpu = _gpu_of_policy(view)
     name = profile_name(spec, gpu)
-    stored = observed.profiles.get(name)
-    before = _parsed(stored) if stored else None
+    before = _parsed(observed.profiles.get(name))
+    if before and _has_expired(before.status.last_used_time, view.now):
+        before = None
     held = _held(before.status if before else None, plan, completes, view, draft)
     if before and not _is_news(before.status, held):
         return None, ()
@@ -267,6 +274,6 @@ def _surplus(last_used: dict[str, datetime], now: datetime) -> tuple[str, ...]:
     oldest_first = sorted(last_used, key=lambda name: (last_used[name], name))
     too_many = len(oldest_first) + 1 - MAX_PROFILES
     surplus = [
-        name for number, name in enumerate(oldest_first) if number < too_many or now - last_used[name] >= EXPIRES_AFTER
+        name for number, name in enumerate(oldest_first) if number < too_many or _has_expired(last_used[name], now)
     ]
     return tuple(surplus[:_MOST_DELETIONS])

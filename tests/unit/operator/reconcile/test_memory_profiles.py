@@ -243,6 +243,8 @@ def test_a_profile_that_was_not_used_for_long_is_ignored_and_replaced() -> None:
     cluster.uid, cluster.profiles, cluster.now = "later-uid", learned(), START + timedelta(hours=2) + EXPIRES_AFTER
     cluster.run()
     assert cluster.stored.plan is None
+    status = parsed(cluster.reports(3, memory_facts=FACTS).settled().complete().profiles).status
+    assert (status.changes, status.jobs) == ([], 1), "the job did without them"
 
 
 def test_the_least_recently_used_profiles_go_first() -> None:
