@@ -111,7 +111,7 @@ class MemoryProfileStatus(ApiModel):
 
     jobs: Count = 0
     """Completed jobs that were recorded. Under an unchanged plan, at most one a day is, unless it needed more memory
-    than those before."""
+    than those before. Jobs that complete within the same second may count once."""
 
     last_job_uid: str = Field(default="", max_length=64)
     """uid of the last of them."""
