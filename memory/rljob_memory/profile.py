@@ -20,6 +20,7 @@ from rljob_api.memory_profile import MemoryProfileStatus, StartingProfile
 from rljob_api.metadata import MAX_JOB_NAME_LENGTH
 from rljob_memory.next_plan import other_trainers_first_plan
 from rljob_memory.pod_memory import resources_in
+from rljob_memory.recovery.constraints import within_max_gpus
 from rljob_memory.recovery.other_machine import differing_facts, rederived
 from rljob_memory.workload import workload_of
 
@@ -74,10 +75,10 @@ def _settings(spec: RLJobSpec) -> dict[str, Any]:
 def starting_plan(spec: RLJobSpec, held: MemoryProfileStatus) -> MemoryPlan:
     """The plan of generation 1 of a job that starts from a profile. RLJob's own trainer computes it again with
     `plan_on_machine`; another trainer gets the settings of its first plan, limited by those that held."""
-    if spec.trainer is None:
-        return held.plan.model_copy(update={"generation": 1})
-    derived = rederived(held.plan, held.changes, other_trainers_first_plan(spec))
-    return derived.model_copy(update={"generation": 1})
+    plan = within_max_gpus(held.plan, spec)
+    if spec.trainer is not None:
+        plan = rederived(plan, held.changes, other_trainers_first_plan(spec))
+    return plan.model_copy(update={"generation": 1, "excluded_nodes": []})
 
 
 def plan_on_machine(

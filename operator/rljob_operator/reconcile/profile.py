@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 import pydantic
 
+from rljob_api.api_model import MAX_INTEGER
 from rljob_api.conditions import ConditionType
 from rljob_api.fault_injection import FaultInjection
 from rljob_api.job import RLJobSpec
@@ -36,7 +37,7 @@ from rljob_operator import labels
 from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import Manifest
 from rljob_operator.reconcile.observed import StoredProfile
-from rljob_operator.reconcile.status import StatusDraft, clipped
+from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView
 
 MAX_PROFILES = 200
@@ -47,7 +48,6 @@ _RECORDED_EVERY = timedelta(days=1)
 _MORE_MEMORY = 1.05
 """A peak that is larger by less than this part is nothing new."""
 _MOST_DELETIONS = 10
-_MAX_COLUMN_CHARACTERS = 512
 _SETTINGS = {name_of(field) for field in MemoryPlan.model_fields} - {"generation", "excludedNodes"}
 _OF_ANOTHER_CAUSE = frozenset({FailureClass.FOREIGN_PROCESS})
 """Failures that do not depend on the shape of the job."""
@@ -188,39 +188,41 @@ def _held(
     if before is None or differences_of_shape(before.facts, facts):  # the model at this URI is another one
         before = MemoryProfileStatus(facts=facts, plan=plan, last_used_time=view.now)
     own = _own_changes(view, draft)
-    settings = {change.remedy.setting for change in own}
-    others = [change for change in before.changes if change.remedy.setting not in settings]
-    limited = within_limits(plan, before.plan, others)
-    changes = [*others, *own]
+    others = {setting: change for setting, change in _by_setting(before.changes).items() if setting not in own}
+    limited = within_limits(plan, before.plan, list(others.values()))
+    changes = others | own
     peaks = _peaks([*(view.report.memory if view.report else ()), *before.peaks])
     return MemoryProfileStatus(
         facts=facts or before.facts,
         plan=limited.model_copy(update={"excluded_nodes": []}),
-        changes=changes,
+        changes=list(changes.values()),
         peaks=peaks,
-        jobs=before.jobs + (completes and uid != before.last_job_uid),
+        jobs=min(before.jobs + (completes and uid != before.last_job_uid), MAX_INTEGER),
         last_job_uid=uid if completes else before.last_job_uid,
         last_used_time=view.now,
-        display=ProfileDisplay(peak=_peak_text(peaks), changes=_names(changes)),
+        display=ProfileDisplay(peak=_peak_text(peaks), changes=", ".join(changes)),
     )
 
 
-def _own_changes(view: JobView, draft: StatusDraft) -> list[ProfileChange]:
-    """Return the changes that the job started with, unless its trainer has ignored them, and those that it made: one
-    for each setting."""
-    start, status = draft.status.memory_profile, draft.status
-    ignored = start is None or differences_of_shape(start.facts, view.memory_facts)
+def _own_changes(view: JobView, draft: StatusDraft) -> dict[str, ProfileChange]:
+    """Return the changes that the job started with, unless its trainer has ignored them, and those that it made."""
+    start = draft.status.memory_profile
+    followed = start is not None and not differences_of_shape(start.facts, view.memory_facts)
     made = [
         ProfileChange(
             class_name=change.diagnosis.class_name, role=change.role, phase=change.phase, remedy=change.remedy
         )
-        for change in status.plan_changes
-        if change.remedy.setting in _SETTINGS and change.diagnosis.class_name not in _OF_ANOTHER_CAUSE
+        for change in draft.status.plan_changes
+        if change.diagnosis.class_name not in _OF_ANOTHER_CAUSE
     ]
-    changes = made if start is None or ignored else [*start.changes, *made]
+    return _by_setting([*(start.changes if start and followed else ()), *made])
+
+
+def _by_setting(changes: Sequence[ProfileChange]) -> dict[str, ProfileChange]:
+    """Return one change for each setting of the shape, from its first value to its last, with its latest cause."""
     remedies = remedies_by_setting(changes)
-    latest = {change.remedy.setting: change for change in changes}
-    return [change.model_copy(update={"remedy": remedies[setting]}) for setting, change in latest.items()]
+    latest = {change.remedy.setting: change for change in changes if change.remedy.setting in _SETTINGS}
+    return {setting: change.model_copy(update={"remedy": remedies[setting]}) for setting, change in latest.items()}
 
 
 def _peaks(ranks: Iterable[RankMemory]) -> list[RankMemory]:
@@ -239,10 +241,6 @@ def _peak_bytes(rank: RankMemory) -> int:
 def _peak_text(peaks: Sequence[RankMemory]) -> str:
     on_gpus = [rank for rank in peaks if rank.device_total_bytes] or peaks
     return f"{max(map(_peak_bytes, on_gpus)) / GIB:.1f}Gi" if on_gpus else ""
-
-
-def _names(changes: Sequence[ProfileChange]) -> str:
-    return clipped(", ".join(change.remedy.setting for change in changes), _MAX_COLUMN_CHARACTERS)
 
 
 def _is_news(before: MemoryProfileStatus, held: MemoryProfileStatus) -> bool:

@@ -270,3 +270,15 @@ def test_a_profile_of_another_version_counts_as_none() -> None:
     cluster = begun({name: unknown})
     assert cluster.stored.plan is None
     assert parsed(failed_once(cluster).profiles).status.jobs == 0
+
+
+def test_a_profile_with_any_content_stops_no_job() -> None:
+    [(name, profile)] = learned().items()
+    unknown = {"class": "C" * 64, "role": "policy", "remedy": {"setting": "s" * 64, "before": "b", "after": "a"}}
+    known = unknown | {"remedy": {"setting": "microBatchTokens", "before": "b" * 64, "after": ""}}
+    plan = profile["status"]["plan"] | {"excludedNodes": ["gpu-node"], "policyGpus": 1024, "generation": 2**53}
+    status = profile["status"] | {"changes": [known] * 5 + [unknown] * 15, "jobs": 2**53, "plan": plan}
+    cluster = begun({name: profile | {"status": status}})
+    assert (cluster.plan.generation, cluster.plan.excluded_nodes, cluster.plan.policy_gpus) == (1, [], None)
+    written = parsed(failed_once(cluster).complete().profiles).status
+    assert ([change.remedy.setting for change in written.changes], written.jobs) == (["microBatchTokens"], 2**53)
