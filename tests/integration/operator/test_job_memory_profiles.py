@@ -21,7 +21,7 @@ from rljob_operator import labels
 from rljob_operator.objects.supporting_objects import ATTEMPT_SETTINGS_KEY
 from rljob_testing.memory_plans import GIB, memory_facts
 from rljob_testing.operator import manifests
-from rljob_testing.operator.api_client import ApiClient
+from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.simulated_kubelet import Pod, SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
@@ -76,7 +76,7 @@ class Shape:
 class Trainers:
     """Act as the controller pods of all jobs of a namespace, whose names are `shape-NUMBER-job-NUMBER`."""
 
-    api: ApiClient
+    api: ResourceClient
     kubelet: SimulatedKubelet
     namespace: str
     failures: Counter[int] = field(default_factory=Counter)
@@ -157,7 +157,7 @@ class Trainers:
 
 
 def test_no_shape_fails_twice_in_a_hundred_jobs(
-    new_job: NewJob, api: ApiClient, kubelet: SimulatedKubelet, proxy: FaultProxy, namespace: str, kubectl: Kubectl
+    new_job: NewJob, api: ResourceClient, kubelet: SimulatedKubelet, proxy: FaultProxy, namespace: str, kubectl: Kubectl
 ) -> None:
     new_job(namespace)
     kubelet.follow(namespace)

@@ -124,7 +124,7 @@ def test_changes_of_the_supervisor_are_not_its_own(ledger: Ledger) -> None:
 
 SPEC = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": 8}}
 facts: list[MemoryFacts] = []
-"""Of the attempts that were planned."""
+"""Facts of each attempt that was planned."""
 JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 
 

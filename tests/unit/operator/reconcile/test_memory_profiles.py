@@ -47,7 +47,7 @@ def parsed(profiles: Profiles) -> MemoryProfile:
 
 
 def settings_of_attempt(cluster: SimulatedCluster) -> AttemptSettings:
-    """What the pods of a job that was not yet created find in their ConfigMap."""
+    """Return the settings in the first ConfigMap of a job that was not yet created."""
     for _ in range(4):
         for manifest in cluster.round().apply:
             if manifest["kind"] == "ConfigMap":
