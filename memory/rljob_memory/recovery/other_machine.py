@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
@@ -91,16 +92,23 @@ def remedies_by_setting(changes: Sequence[PlanChange | ProfileChange]) -> dict[s
 
 
 def _limited(fresh: Any, held: Any, remedy: RemedyStatus) -> Any:
-    if isinstance(held, bool) or not isinstance(held, int) or fresh is None:
+    if isinstance(held, bool) or not isinstance(held, int | float) or fresh is None:
         return held
     return max(fresh, held) if _was_raised(remedy) else min(fresh, held)
 
 
 def _was_raised(remedy: RemedyStatus) -> bool:
     try:
-        return quantity_value(remedy.after) > quantity_value(remedy.before)
+        return _number(remedy.after) > _number(remedy.before)
     except ValueError:  # it had no value before
         return remedy.before == text_of(remedy.setting, None)
+
+
+def _number(text: str) -> Fraction:
+    """Value of a size or a share that `text_of` wrote. Raises ValueError for any other text."""
+    if text in ("Disabled", "Enabled"):
+        return Fraction(text == "Enabled")
+    return quantity_value(text[:-1]) / 100 if text.endswith("%") else quantity_value(text)
 
 
 def _differs(name: str, before: Any, now: Any) -> bool:

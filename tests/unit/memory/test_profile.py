@@ -95,6 +95,25 @@ def test_a_size_that_was_raised_is_kept_at_least() -> None:
     assert plan is held
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "held", "fresh", "expected"),
+    [
+        ("Disabled", "50%", 0.5, 0.0, 0.5),
+        ("25%", "50%", 0.5, 1.0, 1.0),
+        ("Disabled", "Enabled", 1.0, 0.25, 1.0),
+        ("Enabled", "75%", 0.75, 1.0, 0.75),
+        ("50%", "Disabled", 0.0, 0.5, 0.0),
+    ],
+)
+def test_a_share_is_limited_in_the_direction_of_its_change(
+    before: str, after: str, held: float, fresh: float, expected: float
+) -> None:
+    learned = start(("optimizerOffload", before, after))
+    then, now = (FRESH.model_copy(update={"optimizer_offload": share}) for share in (held, fresh))
+    plan, _ = plan_on_machine(then, learned, now, facts_of(SETUP))
+    assert plan.optimizer_offload == expected
+
+
 def test_settings_of_pods_stay_those_that_the_pods_have() -> None:
     held = FRESH.model_copy(update={"host_memory_bytes": 96 * GIB})
     plan, _ = plan_on_machine(held, start(("hostMemory", "default", "96Gi")), FRESH, facts_of(SETUP))

@@ -65,7 +65,7 @@ PLAN: Object = {
     "microBatchTokens": 4096,
     "logprobChunkTokens": 1024,
     "activationCheckpointing": False,
-    "optimizerOffload": False,
+    "optimizerOffload": 0,
     "syncBucketSize": 1 << 28,
 }
 """The first memory plan of the trainer."""
