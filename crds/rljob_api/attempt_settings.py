@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rljob_api.api_model import ApiModel, PositiveCount
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.status import Role
 
@@ -19,6 +20,9 @@ class AttemptSettings(ApiModel):
 
     memory_plan: MemoryPlan | None = None
     """Absent until the trainer has computed its first plan."""
+
+    memory_profile: StartingProfile | None = None
+    """The profile that the plan of generation 1 was made from, if there was one."""
 
     plan_changes: list[PlanChange] = Field(default_factory=list)
     """The latest changes that led to the plan, oldest first."""

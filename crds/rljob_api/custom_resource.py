@@ -1,10 +1,11 @@
-"""CustomResourceDefinitions of RLJob and StepReport."""
+"""CustomResourceDefinitions of RLJob, StepReport and MemoryProfile."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rljob_api.job import RLJob
+from rljob_api.memory_profile import MemoryProfile
 from rljob_api.metadata import GROUP, VERSION, job_name_rules
 from rljob_api.schemas import structural_schema
 from rljob_api.step_report import StepReport
@@ -52,6 +53,26 @@ def step_report_definition() -> CustomResourceDefinition:
             _column("Updated", "date", ".status.updateTime"),
         ],
     )
+
+
+def memory_profile_definition() -> CustomResourceDefinition:
+    definition = _definition(
+        kind="MemoryProfile",
+        names={},
+        schema=structural_schema(MemoryProfile),
+        columns=[
+            _column("Model", "string", ".spec.model", "URI of the model."),
+            _column("GPU", "string", ".spec.gpu", "Type of the GPUs."),
+            _column("GPUs", "integer", ".spec.gpus", "Number of GPUs."),
+            _column("Peak", "string", ".status.display.peak", "Largest peak of reserved GPU memory, or host memory."),
+            _column("Changes", "string", ".status.display.changes", "Settings that the next job starts with."),
+            _column("Jobs", "integer", ".status.jobs", "Completed jobs that were recorded."),
+            _column("Used", "date", ".status.lastUsedTime", "Time of the last record."),
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    )
+    del definition["spec"]["versions"][0]["subresources"]  # the operator writes all of it in one request
+    return definition
 
 
 def _definition(

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rljob_api.custom_resource import rljob_definition, step_report_definition
+from rljob_api.custom_resource import memory_profile_definition, rljob_definition, step_report_definition
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.schemas import Schema, inlined_schema
 
@@ -24,7 +24,7 @@ _HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"
 
 def generated_files() -> dict[str, str]:
     """Text of every generated file, by its path in the repository."""
-    definitions = [rljob_definition(), step_report_definition()]
+    definitions = [rljob_definition(), step_report_definition(), memory_profile_definition()]
     return {
         **{f"crds/manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
         "crds/schema/rljob.schema.json": _editor_schema(),

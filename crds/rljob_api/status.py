@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Count, PositiveCount, Timestamp
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyStatus, Role
 
 __all__ = ["MAX_ATTEMPTS_KEPT", "DiagnosisStatus", "PlanChange", "RLJobStatus", "RemedyStatus", "Role"]
@@ -212,6 +213,10 @@ class RLJobStatus(ApiModel):
 
     plan: MemoryPlan | None = None
     """Current memory plan. It is recorded before it is applied."""
+
+    memory_profile: StartingProfile | None = None
+    """MemoryProfile that the first memory plan was made from. Absent: it was computed from the model and the machine
+    alone."""
 
     plan_changes: list[PlanChange] = Field(
         default_factory=list,

@@ -105,6 +105,11 @@ def type_of_product(product: str) -> str | None:
     return next((name for part, name in _PRODUCT_NAMES.items() if part.replace("-", " ") in comparable), None)
 
 
+def gpu_name(product: str) -> str:
+    """Name of the type of GPU with this product name; the product name itself if the type is unknown."""
+    return type_of_product(product) or product
+
+
 HOST_BYTES_PER_GPU = 256 * GIB
 """Host memory of a machine that is not known: eight GPUs often share 2 TiB."""
 

@@ -56,6 +56,7 @@ class EventReason(StrEnum):
     RECOVERED = "Recovered"
     RESTARTING = "Restarting"
     RESUMED = "Resumed"
+    STARTED_FROM_PROFILE = "StartedFromProfile"
     STEPS_RAISED = "StepsRaised"
     STEP_OVERDUE = "StepOverdue"
     STEP_REPORT_IGNORED = "StepReportIgnored"

@@ -3,6 +3,7 @@
 | watched | cache | effect of an event |
 |---|---|---|
 | RLJobs, their pods and StepReports | `Observer` | the job is queued, observed, reconciled, and the result applied |
+| MemoryProfiles | `Observer` | none: they are read when a job begins |
 | nodes | `Observer` | jobs without a place are queued; GPU nodes get their label |
 | pods with `rljob.dev/diagnose=true` | none | an out-of-memory failure is reported in Events |
 
@@ -240,17 +241,22 @@ class Leader:
         self._health = health
         guard = election.guard if election else None
         impatient = RetryPolicy(attempts=2)
-        watched = 1 + 4 * max(1, len(settings.namespaces))  # each watch keeps a connection
+        watched = 1 + 5 * max(1, len(settings.namespaces))  # each watch keeps a connection
         self._client = ApiClient(connection, concurrency=settings.api_concurrency, guard=guard)
         self._watch_client = ApiClient(connection, concurrency=watched + 2)
         self._event_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
         self._diagnosis_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
 
         self._queue = JobQueue(self._priority_of)
-        self._observer = Observer(settings.gpu_resources, self._wake)
+        shares_profiles = settings.memory_profiles == "Cluster"
+        self._observer = Observer(settings.gpu_resources, self._wake, shares_profiles=shares_profiles)
         self._observer.node_changed = self._check_node
         self._watches = reflectors(
-            self._watch_client, self._observer, settings.namespaces, watch_nodes=settings.watch_nodes
+            self._watch_client,
+            self._observer,
+            settings.namespaces,
+            watch_nodes=settings.watch_nodes,
+            watch_profiles=settings.memory_profiles != "Disabled",
         )
         self._attendance = Attendance(self._watches, self._wake_all)
         self._recorder = EventRecorder(self._event_client, instance=socket.gethostname())

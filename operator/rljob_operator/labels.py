@@ -30,8 +30,11 @@ MANAGED_BY_OPERATOR = "rljob-operator"
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """Label "true" of every node with allocatable GPUs; kept by the operator, absent on all other nodes."""
 
-GPU_PRODUCT, GPU_MEMORY_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
-"""On nodes with NVIDIA GPUs, kept by NVIDIA's GPU feature discovery: product, and memory of one GPU in MiB."""
+GPU_PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+"""Labels of nodes, of which each has the product name of the node's GPUs."""
+
+GPU_MEMORY_MIB = "nvidia.com/gpu.memory"
+"""Memory of one GPU in MiB, on nodes with NVIDIA's GPU feature discovery."""
 
 OPERATOR = "rljob.dev/operator"
 """Annotation of an RLJob: the installation that reconciles it, as NAMESPACE/NAME of its Lease. Others leave the job

@@ -124,6 +124,11 @@ class OperatorSettings(BaseModel):
     ValidatingAdmissionPolicy that lets each controller pod write only its own StepReport. Without that policy, which
     the chart creates, the jobs of a namespace could write each other's reports."""
 
+    memory_profiles: Annotated[Literal["Disabled", "Namespace", "Cluster"], Group.PODS] = "Namespace"
+    """MemoryProfiles that a job may start from: settings that held after out-of-memory failures of jobs of the same
+    shape. `Namespace`: those of its namespace. `Cluster`: also those of other namespaces, whose jobs can then slow it
+    down or make it fail. `Disabled`: none, and none are written."""
+
     pod_labels: Annotated[Labels, Group.PODS] = Field(default={})
     """Additional labels of every pod of a job."""
 

@@ -25,6 +25,7 @@
   "NETWORK_POLICY_EGRESS" (empty $jobs.networkPolicy.egress | ternary "" (toJson $jobs.networkPolicy.egress))
   "API_SERVER_PORTS" (join " " .Values.networkPolicy.apiServerPorts)
   "SHARED_ACCOUNT" .Values.stepReportPolicy.enabled
+  "MEMORY_PROFILES" $jobs.memoryProfiles
   "POD_LABELS" (join " " $labels)
   "TERMINATION_GRACE_SECONDS" (int64 $jobs.terminationGraceSeconds)
   "PLACEMENT_TIMEOUT_SECONDS" $jobs.placementTimeoutSeconds

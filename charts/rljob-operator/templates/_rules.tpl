@@ -22,6 +22,12 @@
 - apiGroups: [rljob.dev]
   resources: [stepreports/status]
   verbs: [patch]
+{{- if ne .Values.jobs.memoryProfiles "Disabled" }}
+# Settings that held for jobs of one shape: written by server-side apply, deleted when they expire.
+- apiGroups: [rljob.dev]
+  resources: [memoryprofiles]
+  verbs: [list, watch, create, patch, delete]
+{{- end }}
 # Read if the name of an object is already taken: it may be the job's own object.
 - apiGroups: [""]
   resources: [pods]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import PlanChange
+from rljob_api.memory_profile import ProfileChange
+from rljob_api.plan_change import PlanChange, RemedyStatus
+from rljob_api.quantity import quantity_value
 from rljob_memory.budget import Setup
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
@@ -56,25 +59,56 @@ def differing_facts(then: PlanFacts, now: PlanFacts) -> list[str]:
     ]
 
 
-def rederived(plan: MemoryPlan, changes: Sequence[PlanChange], fresh: MemoryPlan) -> MemoryPlan:
+def rederived(plan: MemoryPlan, changes: Sequence[PlanChange | ProfileChange], fresh: MemoryPlan) -> MemoryPlan:
     """`fresh`, which was computed for the present machine, within the limits that earlier failures have set.
 
-    Sizes in `changes` are at most those of `plan`; switches in `changes` and settings of pods are those of `plan`. The
-    generation is the next one, unless the result has the same values as `plan`.
+    Settings in `changes` are limited by those of `plan`; settings of pods are those of `plan`. The generation is the
+    next one, unless the result has the same values as `plan`.
     """
-    changed = {change.remedy.setting for change in changes}
-    kept: dict[str, Any] = {setting: getattr(plan, setting) for setting in _OF_PODS}
-    for setting in MemoryPlan.model_fields:
-        if name_of(setting) in changed and setting not in kept:
-            kept[setting] = _capped(getattr(fresh, setting), getattr(plan, setting))
-    derived = fresh.model_copy(update=kept | {"generation": plan.generation})
+    of_pods = {setting: getattr(plan, setting) for setting in _OF_PODS}
+    limited = within_limits(fresh, plan, changes)
+    derived = limited.model_copy(update=of_pods | {"generation": plan.generation})
     return plan if derived == plan else derived.model_copy(update={"generation": plan.generation + 1})
 
 
-def _capped(fresh: Any, limit: Any) -> Any:
-    if isinstance(limit, int) and not isinstance(limit, bool):
-        return min(fresh, limit)
-    return limit
+def within_limits(fresh: MemoryPlan, held: MemoryPlan, changes: Sequence[PlanChange | ProfileChange]) -> MemoryPlan:
+    """`fresh` with the settings in `changes`, which led to `held`, limited: a size that was lowered is at most that of
+    `held`, one that was raised at least; switches are those of `held`."""
+    remedies = remedies_by_setting(changes)
+    fields = [field for field in MemoryPlan.model_fields if name_of(field) in remedies]
+    limits = {
+        field: _limited(getattr(fresh, field), getattr(held, field), remedies[name_of(field)]) for field in fields
+    }
+    return fresh.model_copy(update=limits)
+
+
+def remedies_by_setting(changes: Sequence[PlanChange | ProfileChange]) -> dict[str, RemedyStatus]:
+    """The whole change of each setting, from its first value to its last, by its name. `changes`: oldest first."""
+    remedies: dict[str, RemedyStatus] = {}
+    for change in changes:
+        earlier = remedies.get(change.remedy.setting, change.remedy)
+        remedies[change.remedy.setting] = change.remedy.model_copy(update={"before": earlier.before})
+    return remedies
+
+
+def _limited(fresh: Any, held: Any, remedy: RemedyStatus) -> Any:
+    if isinstance(held, bool) or not isinstance(held, int | float) or fresh is None:
+        return held
+    return max(fresh, held) if _was_raised(remedy) else min(fresh, held)
+
+
+def _was_raised(remedy: RemedyStatus) -> bool:
+    try:
+        return _number(remedy.after) > _number(remedy.before)
+    except ValueError:  # it had no value before
+        return remedy.before == text_of(remedy.setting, None)
+
+
+def _number(text: str) -> Fraction:
+    """Value of a size or a share that `text_of` wrote. Raises ValueError for any other text."""
+    if text in ("Disabled", "Enabled"):
+        return Fraction(text == "Enabled")
+    return quantity_value(text[:-1]) / 100 if text.endswith("%") else quantity_value(text)
 
 
 def _differs(name: str, before: Any, now: Any) -> bool:

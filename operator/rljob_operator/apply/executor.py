@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import structlog
+
 from rljob_api.bounds import within_bounds
 from rljob_api.conditions import ConditionType
 from rljob_api.status import RLJobStatus
@@ -17,11 +19,14 @@ from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.object_writer import LARGEST_WAVE, ObjectWriter, in_waves
 from rljob_operator.events import EventNote
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import Conflict, NotFound
-from rljob_operator.kube.resources import PODS, RLJOBS, STEP_REPORTS, WORKLOADS, Object
+from rljob_operator.kube.errors import ApiError, Conflict, NotFound
+from rljob_operator.kube.resources import MEMORY_PROFILES, PODS, RLJOBS, STEP_REPORTS, WORKLOADS, Object
 from rljob_operator.kube.watch import Key
+from rljob_operator.objects.attempt import Manifest
 from rljob_operator.reconcile.desired import Desired, PodDeletion
 from rljob_operator.reconcile.observed import ObservedJob
+
+_log = structlog.get_logger(__name__)
 
 
 class JobGone(Exception):
@@ -62,6 +67,8 @@ class Executor:
             await self.delete_workload(workload, job.namespace)
         if desired.decision is not None:
             await self._write_decision(desired.decision, job)
+        if desired.profile is not None:
+            await self._write_profile(desired.profile, desired.delete_profiles)
         if desired.delete_job:
             await self._delete_job(job)
             return
@@ -124,6 +131,17 @@ class Executor:
         with suppress(NotFound):  # somebody has deleted the report: the next round makes it again
             await self._client.patch(STEP_REPORTS, job.name, patch, job.namespace, "status")
             self._decisions[key] = (job.uid, decision)
+
+    async def _write_profile(self, profile: Manifest, surplus: tuple[str, ...]) -> None:
+        """Write the MemoryProfile, and delete others. A refusal holds up nothing: the job does not depend on it."""
+        name, namespace = profile["metadata"]["name"], profile["metadata"]["namespace"]
+        try:
+            self._saw(await self._client.apply(profile, None))
+            for other in surplus:
+                with suppress(NotFound):
+                    await self._client.delete(MEMORY_PROFILES, other, namespace)
+        except ApiError as error:
+            _log.warning("memory profile not written", profile=name, error=error.message)
 
     # --- pods and Workloads ---
 

@@ -123,13 +123,15 @@ class ApiClient:
         """Create the object. Raises AlreadyExists if the name is taken."""
         return await self._request("create", resource, resource.path(namespace), _MANAGER, manifest)
 
-    async def apply(self, manifest: Object, uid: str) -> Object:
+    async def apply(self, manifest: Object, uid: str | None) -> Object:
         """Server-side apply to the object with this uid; forces ownership of the fields.
 
-        The manifest names its namespace. Raises Conflict if there is no object, or one with another uid.
+        The manifest names its namespace. Raises Conflict if there is no object, or one with another uid. `uid` None:
+        to any object of this name, which is created if there is none.
         """
         resource, metadata = resource_of(manifest), manifest["metadata"]
-        manifest = manifest | {"metadata": metadata | {"uid": uid}}
+        if uid is not None:
+            manifest = manifest | {"metadata": metadata | {"uid": uid}}
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._request("apply", resource, path, _MANAGER | {"force": "true"}, manifest, content_type=_APPLY)
 

@@ -36,6 +36,7 @@ class Resource:
 
 RLJOBS = Resource(GROUP, VERSION, "RLJob", "rljobs")
 STEP_REPORTS = Resource(GROUP, VERSION, "StepReport", "stepreports")
+MEMORY_PROFILES = Resource(GROUP, VERSION, "MemoryProfile", "memoryprofiles")
 PODS = Resource("", "v1", "Pod", "pods")
 WORKLOADS = Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 NODES = Resource("", "v1", "Node", "nodes", namespaced=False)
@@ -61,6 +62,7 @@ WORKLOAD_OWNERS = {
 _WRITTEN_FOR_JOBS = (
     RLJOBS,
     STEP_REPORTS,
+    MEMORY_PROFILES,
     PODS,
     CONFIG_MAPS,
     Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),

@@ -57,10 +57,13 @@ class Reflector:
         *,
         namespace: str | None = None,
         label_selector: str = "",
+        optional: bool = False,
         inactivity_seconds: float = INACTIVITY_SECONDS,
         reconnect_seconds: float = 1.0,
     ) -> None:
         self.resource = resource
+        self.optional = optional
+        """The operator also works if the API server refuses this watch."""
         self.synced = asyncio.Event()
         """Set once the first listing is in the sink."""
         self.settled = asyncio.Event()
@@ -98,7 +101,8 @@ class Reflector:
                 wait_seconds = self._reconnect_seconds
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 wait_seconds = self._back_off(error)
-                if self.namespace is not None and isinstance(error, Forbidden | NotFound):
+                may_be_refused = self.optional or self.namespace is not None
+                if may_be_refused and isinstance(error, Forbidden | NotFound):
                     self._set_unattended(True)
             except Exception as error:  # an event of an unknown form: the same revision would bring it again
                 self._version = ""

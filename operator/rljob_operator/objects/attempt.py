@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import StartingProfile
 from rljob_api.metadata import API_VERSION
 from rljob_api.plan_change import PlanChange
 from rljob_api.roles import PodTemplate
@@ -45,6 +46,8 @@ class JobAttempt:
     gang: Gang
     plan_changes: tuple[PlanChange, ...] = ()
     """The latest changes of the plan, oldest first."""
+    memory_profile: StartingProfile | None = None
+    """The profile that the plan of generation 1 was made from."""
     restarts_in_place: bool = False
     """The nodes can restart all containers of a pod by a restart rule."""
 

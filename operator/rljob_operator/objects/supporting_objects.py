@@ -148,6 +148,7 @@ def _config_map(attempt: JobAttempt, allocators: Mapping[str, dict[str, str]]) -
         settings = AttemptSettings(
             attempt=attempt.number,
             memory_plan=attempt.plan,
+            memory_profile=attempt.memory_profile,
             plan_changes=latest_changes(attempt.plan_changes),
             policy_environment=allocators["policy"],
             rollout_environment=allocators["rollout"],

@@ -1,4 +1,4 @@
-"""Cached forms of RLJobs and StepReports, and their parsing for each reconcile."""
+"""Cached forms of RLJobs, StepReports and MemoryProfiles, and their parsing for each reconcile."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.pod_facts import moment
+from rljob_operator.reconcile.observed import StoredProfile
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -209,6 +210,18 @@ def parse_step_report(text: bytes) -> tuple[StepReportStatus | None, str | None]
     except pydantic.ValidationError as error:
         first: dict[str, Any] = dict(error.errors(include_url=False)[0])
         return None, f"{dotted(first['loc'])}: {first['msg']}"[:_MAX_REPORT_PROBLEM]
+
+
+# --- MemoryProfiles ---
+
+
+def stored_profile(obj: Object) -> StoredProfile:
+    metadata = {name: obj["metadata"][name] for name in ("name", "namespace")}
+    return StoredProfile(
+        namespace=metadata["namespace"],
+        last_used_at=moment(obj["status"]["lastUsedTime"]),
+        text=to_json(obj | {"metadata": metadata}),
+    )
 
 
 # --- Compressed texts ---

@@ -12,7 +12,7 @@ from decimal import Decimal
 from sys import intern
 
 from rljob_api.quantity import quantity_bytes
-from rljob_memory.hardware import GPU_TYPES, type_of_product
+from rljob_memory.hardware import GPU_TYPES, gpu_name
 from rljob_memory.sizes import GIB
 from rljob_operator import labels
 from rljob_operator.kube.resources import Object
@@ -57,10 +57,10 @@ def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
 
 def _gpu(marks: Mapping[str, str]) -> tuple[str, int]:
     """Type and memory of the node's GPUs, by its labels."""
-    product = marks.get(labels.GPU_PRODUCT, "")
-    if name := type_of_product(product):
+    name = gpu_name(next((marks[label] for label in labels.GPU_PRODUCTS if label in marks), ""))
+    if name in GPU_TYPES:
         return name, GPU_TYPES[name].memory_bytes
-    return product, _count(f"{marks.get(labels.GPU_MEMORY_MIB, 0)}Mi")
+    return name, _count(f"{marks.get(labels.GPU_MEMORY_MIB, 0)}Mi")
 
 
 def _unreachable_since(ready: Object) -> datetime | None:

@@ -9,14 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS, Object
+from rljob_operator.kube.resources import MEMORY_PROFILES, NODES, PODS, RLJOBS, STEP_REPORTS, Object
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import JOBS
 from rljob_operator.observe.cache import Cache
-from rljob_operator.observe.job_facts import JobFact, StepReportFact, job_fact, parse_job, raw_status, step_report_fact
+from rljob_operator.observe.job_facts import (
+    JobFact,
+    StepReportFact,
+    job_fact,
+    parse_job,
+    raw_status,
+    step_report_fact,
+    stored_profile,
+)
 from rljob_operator.observe.node_facts import NodeFact, UnplacedJobs, gains_room, node_fact
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
-from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, StoredProfile
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
 from rljob_operator.reconcile.status import WriteBudget
 
@@ -31,12 +39,17 @@ _DUE = 0.0
 
 
 class Observer:
-    """Caches of jobs, pods, StepReports and nodes. `wake` gets the key of each job affected by a change."""
+    """Caches of jobs, pods, StepReports, MemoryProfiles and nodes. `wake` gets the key of each job affected by a
+    change."""
 
-    def __init__(self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, gpu_resources: tuple[str, ...], wake: Callable[[Key], None], *, shares_profiles: bool = False
+    ) -> None:
+        """`shares_profiles`: jobs may use the MemoryProfiles of other namespaces."""
         self.jobs = Cache[JobFact](job_fact, self._job_changed, RLJOBS.plural)
         self.pods = Cache[PodFact](pod_fact, self._pod_changed, PODS.plural)
         self.step_reports = Cache[StepReportFact](step_report_fact, self._step_report_changed, STEP_REPORTS.plural)
+        self.profiles = Cache[StoredProfile](stored_profile, self._profile_changed, MEMORY_PROFILES.plural)
         self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed, NODES.plural)
         self.api_groups: frozenset[str] = frozenset()
         self.api_groups_outdated: Callable[[], None] = lambda: None
@@ -49,6 +62,10 @@ class Observer:
         self._budgets: dict[Key, WriteBudget] = {}
         self._checks: dict[Key, float] = {}
         """Time of the next lookup of a job's objects, on the monotonic clock."""
+        self._profiles: dict[str, dict[str, StoredProfile]] = {}
+        self._shared_profiles: dict[str, StoredProfile] = {}
+        """Each dict is replaced, not changed: observations refer to it."""
+        self._shares_profiles = shares_profiles
         self._nodes: tuple[ObservedNode, ...] | None = ()
         self.unplaced = UnplacedJobs(wake)
         """The owner of the observer runs it."""
@@ -73,6 +90,8 @@ class Observer:
             pods=tuple(sorted(own, key=lambda pod: pod.name)),
             foreign_pods=tuple(sorted(foreign.union(refusals.taken_names()))),
             nodes=self.observed_nodes(),
+            profiles=self._profiles.get(key[0], {}),
+            shared_profiles=self._shared_profiles,
             namespace_terminating=refusals.namespace_terminating,
             refused=refusals.refused,
             missing_object=refusals.missing_object,
@@ -115,6 +134,8 @@ class Observer:
             self.jobs.put(obj)
         elif obj.get("kind") == PODS.kind:
             self.pods.put(obj)
+        elif obj.get("kind") == MEMORY_PROFILES.kind:
+            self.profiles.put(obj)
 
     def refusals(self, key: Key) -> ApiRefusals:
         return self._refusals.setdefault(key, ApiRefusals())
@@ -189,6 +210,17 @@ class Observer:
         if was_own or is_own:
             self._wake(key)
 
+    def _profile_changed(self, key: Key, before: StoredProfile | None, after: StoredProfile | None) -> None:
+        namespace, name = key
+        if own := _with(self._profiles.get(namespace, {}), name, after):
+            self._profiles[namespace] = own
+        else:
+            self._profiles.pop(namespace, None)
+        if self._shares_profiles:
+            same = (profiles[name] for profiles in self._profiles.values() if name in profiles)
+            latest = max(same, key=lambda profile: profile.last_used_at, default=None)
+            self._shared_profiles = _with(self._shared_profiles, name, latest)
+
     def _node_changed(self, key: Key, before: NodeFact | None, after: NodeFact | None) -> None:
         """Wake the jobs that wait for nodes, if there is room for more pods."""
         if after:
@@ -198,6 +230,12 @@ class Observer:
             self._nodes = None
         if gains_room(old, new):
             self.unplaced.wake_later()
+
+
+def _with(profiles: dict[str, StoredProfile], name: str, profile: StoredProfile | None) -> dict[str, StoredProfile]:
+    """`profiles` with one of them replaced, or without it."""
+    others = {other: each for other, each in profiles.items() if other != name}
+    return others if profile is None else {**others, name: profile}
 
 
 def _observed_metadata(fact: JobFact) -> ObservedJob:

@@ -12,7 +12,7 @@ import structlog
 
 from rljob_operator import labels
 from rljob_operator.kube.client import ApiClient, Connection
-from rljob_operator.kube.resources import NODES, PODS, RLJOBS, STEP_REPORTS
+from rljob_operator.kube.resources import MEMORY_PROFILES, NODES, PODS, RLJOBS, STEP_REPORTS
 from rljob_operator.kube.watch import Reflector
 from rljob_operator.metrics import UNATTENDED_NAMESPACES
 from rljob_operator.observe.cache import Cache
@@ -27,14 +27,22 @@ OWN_OBJECTS = f"{labels.MANAGED_BY}={labels.MANAGED_BY_OPERATOR}"
 
 
 def reflectors(
-    client: ApiClient, observer: Observer, namespaces: tuple[str, ...], *, watch_nodes: bool
+    client: ApiClient,
+    observer: Observer,
+    namespaces: tuple[str, ...],
+    *,
+    watch_nodes: bool,
+    watch_profiles: bool = False,
 ) -> list[Reflector]:
-    """Watches of RLJobs, pods and StepReports in each namespace, or in all if `namespaces` is empty, and of nodes."""
+    """Watches of RLJobs, pods, StepReports and MemoryProfiles in each namespace, or in all if `namespaces` is empty,
+    and of nodes."""
     found = []
     for namespace in namespaces or (None,):
         found.append(Reflector(client, RLJOBS, observer.jobs, namespace=namespace))
         for resource, sink in ((PODS, observer.pods), (STEP_REPORTS, observer.step_reports)):
             found.append(Reflector(client, resource, sink, namespace=namespace, label_selector=OWN_OBJECTS))
+        if watch_profiles:
+            found.append(Reflector(client, MEMORY_PROFILES, observer.profiles, namespace=namespace, optional=True))
     if watch_nodes:
         found.append(Reflector(client, NODES, observer.nodes))
     return found
@@ -67,7 +75,7 @@ class Attendance:
         self._unattended = set[str | None]()
         self._attended = attended
         for watch in watches:
-            if watch.resource.namespaced:
+            if watch.resource.namespaced and not watch.optional:
                 self._watches[watch.namespace].append(watch)
                 watch.attendance_changed = partial(self._update, watch.namespace)
 

@@ -50,6 +50,10 @@ class Desired:
     """Kueue's Workloads, by name: Kueue releases pods that it has not admitted when their Workload is deleted."""
     decision: ExitDecision | None = None
     """For a controller that waits; written into its StepReport."""
+    profile: Manifest | None = None
+    """MemoryProfile to write, before the status. Best effort: a job does not depend on it."""
+    delete_profiles: tuple[str, ...] = ()
+    """MemoryProfiles of the namespace that have expired, or exceed the maximum."""
     delete_job: bool = False
     """The time to live has passed."""
     status: RLJobStatus | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -155,7 +156,7 @@ class ObservedNode:
     restarts_in_place: bool = False
     """Its kubelet supports restart rules that restart all containers of a pod."""
     gpu: str = ""
-    """Type of its GPUs by the labels of NVIDIA's GPU feature discovery, or their product name; empty: unknown."""
+    """Type of its GPUs by a label of the node, or their product name; empty: unknown."""
     gpu_memory_bytes: int = 0
     """Memory of each of its GPUs; 0: unknown."""
     host_memory_bytes: int = 0
@@ -164,6 +165,16 @@ class ObservedNode:
     """Its labels, each as NAME=VALUE."""
     unreachable_since: datetime | None = None
     """Time at which its kubelet stopped reporting (condition Ready is Unknown); None if it reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """A MemoryProfile. It is parsed only for the jobs that it is about."""
+
+    namespace: str
+    last_used_at: datetime
+    text: bytes
+    """The object as JSON, without managed fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +223,10 @@ class ObservedJob:
     """Seconds until a write of the status that only reports may be made; 0: now."""
     objects_check_seconds: float | None = None
     """Seconds until the objects other than the pods are looked up, in case one was deleted; 0: now."""
+    profiles: Mapping[str, StoredProfile] = field(default_factory=dict)
+    """MemoryProfiles of the job's namespace, by name."""
+    shared_profiles: Mapping[str, StoredProfile] = field(default_factory=dict)
+    """MemoryProfiles of all namespaces, by name, if the jobs of a namespace may use those of others."""
     volcano_installed: bool = False
     kueue_installed: bool = False
     fresh_token: str = ""

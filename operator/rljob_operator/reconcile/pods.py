@@ -48,6 +48,7 @@ def build(view: JobView, number: int) -> JobObjects | str:
         number=number,
         plan=view.status.plan,
         plan_changes=tuple(view.status.plan_changes),
+        memory_profile=view.status.memory_profile,
         # Pods with a restart rule are scheduled only on nodes that support it, so all nodes have to.
         restarts_in_place=bool(usable) and all(node.restarts_in_place for node in usable),
         controller_placement=controller_placement(observed, view.spec, nodes_are_known=view.settings.watch_nodes),

@@ -19,7 +19,7 @@ from rljob_memory.next_plan import plan_of_next_attempt
 from rljob_operator import labels
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.placement import queue_of
-from rljob_operator.reconcile import conditions, pods, timers
+from rljob_operator.reconcile import conditions, pods, profile, timers
 from rljob_operator.reconcile.desired import AttemptResult, Desired
 from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
 from rljob_operator.reconcile.finished import conclude, fail, resumption_message, run_finished
@@ -103,7 +103,11 @@ def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) ->
         Stage.FINISHED: run_finished,
     }
     desired = replace(stages[view.stage](view, draft), decision=pods.exit_decision(view))
-    return _with_status(desired, draft, observed, settings, now)
+    desired = _with_status(desired, draft, observed, settings, now)
+    if desired.status is None:
+        return desired
+    manifest, surplus = profile.record(view, draft)
+    return replace(desired, profile=manifest, delete_profiles=surplus)
 
 
 def _with_status(
@@ -296,7 +300,8 @@ def _delay_seconds_left(view: JobView, draft: StatusDraft) -> float:
 
 
 def _begin(view: JobView, draft: StatusDraft) -> None:
-    plan = plan_of_next_attempt(view.job.spec, draft.status.plan, view.memory_facts)
+    known = draft.status.plan or profile.first_plan(view, draft)
+    plan = plan_of_next_attempt(view.job.spec, known, view.memory_facts)
     start = draft.status.start_time or (None if queue_of(view.job) else view.now)  # set once the queue has admitted it
     draft.set(pods=view.pods_by_role, plan=plan, start_time=start, completion_time=None)
     last, retries = draft.attempt, 0

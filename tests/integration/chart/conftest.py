@@ -22,7 +22,7 @@ CHART = Path(__file__).parents[3] / "charts" / "rljob-operator"
 RELEASE_NAMESPACE = "rljob-system"
 RELEASE = "rljob"
 NAMES = "rljob-operator"
-CRDS = ("crd/rljobs.rljob.dev", "crd/stepreports.rljob.dev")
+CRDS = ("crd/rljobs.rljob.dev", "crd/stepreports.rljob.dev", "crd/memoryprofiles.rljob.dev")
 
 Object = dict[str, Any]
 Install = Callable[..., None]

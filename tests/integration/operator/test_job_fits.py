@@ -16,7 +16,7 @@ import yaml
 from rljob_api.conditions import ConditionReason, ConditionType
 from rljob_cluster.certificates import Authority
 from rljob_cluster.control_plane import ControlPlane
-from rljob_operator.labels import GPU_PRODUCT
+from rljob_operator.labels import GPU_PRODUCTS
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.installation import rendered
@@ -37,9 +37,9 @@ TOO_LARGE = {"kvCache": "64Gi"}
 @pytest.fixture(autouse=True)
 def gpus_of_40_gb(api: ResourceClient, kubelet: SimulatedKubelet) -> Iterator[None]:
     """The node's label, as of GPU feature discovery."""
-    api.merge("nodes", GPU_NODE, {"metadata": {"labels": {GPU_PRODUCT: "NVIDIA-A100-SXM4-40GB"}}})
+    api.merge("nodes", GPU_NODE, {"metadata": {"labels": {GPU_PRODUCTS[0]: "NVIDIA-A100-SXM4-40GB"}}})
     yield
-    api.merge("nodes", GPU_NODE, {"metadata": {"labels": {GPU_PRODUCT: None}}})
+    api.merge("nodes", GPU_NODE, {"metadata": {"labels": {GPU_PRODUCTS[0]: None}}})
 
 
 def known_to_the_operator(job: WatchedJob) -> None:

@@ -23,6 +23,7 @@ from rljob_testing.operator.operator_process import (
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.patience import eventually
+from tests.integration.operator.conftest import NewJob
 
 Fail = Callable[[WatchedJob], None]
 
@@ -105,14 +106,9 @@ def what_was_changed(job: WatchedJob) -> list[tuple[str, str, str]]:
 
 
 def test_a_host_memory_remedy_survives_kills_of_the_operator(
-    job: WatchedJob,
-    operator: OperatorProcess,
-    proxy: FaultProxy,
-    api: ResourceClient,
-    kubelet: SimulatedKubelet,
-    namespace: str,
+    job: WatchedJob, new_job: NewJob, operator: OperatorProcess, proxy: FaultProxy, api: ResourceClient
 ) -> None:
-    undisturbed = WatchedJob(api, kubelet, namespace, "undisturbed").create(**SPEC)
+    undisturbed = new_job().create(**SPEC)  # in one namespace, the second job would start with its plan
     live_through(undisturbed, kill_worker)
     assert what_was_changed(undisturbed) == [("hostMemory", "10Gi", "ReplacePods")]
     assert (undisturbed.status["adjustments"], undisturbed.status.get("restarts", 0)) == (1, 0)

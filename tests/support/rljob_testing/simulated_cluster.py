@@ -14,6 +14,7 @@ from rljob_api.status import AttemptStatus, Condition, RLJobStatus
 from rljob_api.step_report import Evidence, RankMemory, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_operator.labels import FINALIZER
+from rljob_operator.observe.job_facts import stored_profile
 from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedJob, ObservedNode, ObservedPod
@@ -50,6 +51,9 @@ class SimulatedCluster:
     status: RLJobStatus | None = None
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     report: StepReportStatus | None = None
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """MemoryProfiles by name, which several jobs can share."""
+    profile_writes: int = 0
     now: datetime = START
     uid: str = "job-uid"
     generation: int = 1
@@ -91,6 +95,7 @@ class SimulatedCluster:
             step_report=self.report,
             nodes=self.nodes,
             fresh_token="token",
+            profiles={name: stored_profile(manifest) for name, manifest in self.profiles.items()},
             status_wait_seconds=self.budget.seconds_left(self.now.timestamp()),
             **self.facts,
         )
@@ -151,6 +156,13 @@ class SimulatedCluster:
         if desired.decision is not None and self.report is not None:
             write()
             self.report = self.report.model_copy(update={"decision": desired.decision})
+        if desired.profile is not None:
+            write()
+            self.profiles[desired.profile["metadata"]["name"]] = desired.profile
+            self.profile_writes += 1
+        for name in desired.delete_profiles:
+            write()
+            del self.profiles[name]
         if desired.delete_job:
             write()
             self.delete_job()

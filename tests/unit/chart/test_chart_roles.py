@@ -88,6 +88,7 @@ def test_restricted_to_namespaces_it_has_no_rights_on_jobs_elsewhere(render: Ren
         ({"podDiagnosis": {"enabled": True}}, {plural: {"get"} for plural in resources.WORKLOAD_OWNERS.values()}),
         ({"networkPolicy": {"apiServerPorts": [6443]}}, {"endpointslices": set()}),
         ({"jobs": {"networkPolicy": {"enabled": False}}}, {"endpointslices": set()}),
+        ({"jobs": {"memoryProfiles": "Disabled"}}, {"memoryprofiles": set()}),
         ({"nodes": {"label": False}}, {"nodes": {"list", "watch"}}),
         ({"metrics": {"authentication": False}}, {"tokenreviews": set(), "subjectaccessreviews": set()}),
     ],
@@ -98,3 +99,15 @@ def test_a_value_changes_the_rights_that_it_needs(render: Render, values: Object
     names = usual.keys() | found.keys()
     differing = {name: found.get(name, set()) for name in names if usual.get(name) != found.get(name)}
     assert differing == changed
+
+
+def test_people_read_and_delete_memory_profiles_and_do_not_write_them(render: Render) -> None:
+    found = {
+        role["metadata"]["name"].rpartition("-")[2]: set(rule["verbs"])
+        for role in of_kind(render(), "ClusterRole")
+        for rule in role["rules"]
+        if "memoryprofiles" in rule.get("resources", ())
+    }
+    reading = {"get", "list", "watch"}
+    writing = {"list", "watch", "create", "patch", "delete"}
+    assert found == {"viewer": reading, "editor": reading | {"delete"}, "operator": writing}

@@ -10,12 +10,15 @@ from typing import Any, cast
 import pytest
 
 from rljob_api.job import RLJob
+from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import PlanChange
 from rljob_api.step_report import MemoryPressure
 from rljob_client.model_dimensions import ModelDimensions
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, plan_change_records
+from rljob_memory.budget import facts_of
 from rljob_memory.recovery import Changed, RecoveryState
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
@@ -120,10 +123,14 @@ def test_changes_of_the_supervisor_are_not_its_own(ledger: Ledger) -> None:
 # --- on another machine ---
 
 SPEC = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": 8}}
+facts: list[MemoryFacts] = []
+"""Facts of each attempt that was planned."""
 JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 
 
-def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
+def begin(
+    ledger: Ledger, gpu_gib: int, plan: MemoryPlan | None = None, profile: StartingProfile | None = None
+) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
     hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", (), 64 * GIB, True)
@@ -133,14 +140,15 @@ def begin(ledger: Ledger, gpu_gib: int) -> tuple[MemoryPlan, list[str]]:
         JOB.spec,
         ModelInput(Path(), model, adapter_parameters=0),
         hosts,
-        state=state_at_start(ledger, 8, supervised=False),
+        state=state_at_start(ledger, 8, plan, supervised=False),
         ledger=ledger,
         directory=OutputDirectory(ledger.path.parent),
-        supervision=Supervision(),
+        supervision=Supervision(plan=plan, profile=profile),
         display=cast(Any, SimpleNamespace(note=shown.append, warning=shown.append)),
         listener=RunListener(),
     )
     plan = planned.changes.plan
+    facts.append(facts_of(planned.setup))
     ledger.begin_attempt(0.0, {}, plan.model_dump(by_alias=True), {}, plan_facts=planned.facts)
     predicted = [line for line in shown if line.startswith("predicted")]
     assert len(predicted) == 2, "the memory of each phase, and its seconds"
@@ -161,6 +169,32 @@ def test_a_changed_plan_is_computed_again_on_another_machine_only(
     assert shown == ["Computing the memory plan again: device_memory_bytes 140Gi, now 16Gi"]
     assert moved.kv_cache_bytes == small.kv_cache_bytes < changed.kv_cache_bytes
     assert moved.generation == 3
+
+
+def test_a_job_that_starts_from_a_profile_keeps_within_it_on_every_start(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
+    with Ledger(tmp_path / "earlier.jsonl") as earlier:
+        first, _ = begin(earlier, 140)
+    held = first.model_copy(update={"micro_batch_tokens": first.micro_batch_tokens // 2})
+    remedy = {"setting": "microBatchTokens", "before": "2", "after": "1"}
+    learned = {"class": "ActivationSpike", "role": "policy", "remedy": remedy}
+    profile = StartingProfile.model_validate(
+        {"name": "qwen3-1", "namespace": "team", "facts": facts[-1].model_dump(), "changes": [learned]}
+    )
+    for _ in range(2):
+        plan, shown = begin(ledger, 140, held, profile)
+        assert (plan, shown) == (
+            held,
+            [f"Settings of memory profile qwen3-1: microBatchTokens {plan.micro_batch_tokens}"],
+        )
+    with Ledger(tmp_path / "small.jsonl") as other:
+        small, _ = begin(other, 16)
+    with Ledger(tmp_path / "moved.jsonl") as moved:
+        plan, shown = begin(moved, 16, held, profile)
+    assert plan == small.model_copy(update={"generation": 2})
+    assert shown == ["Ignoring memory profile qwen3-1: device_memory_bytes 140Gi, now 16Gi"]
 
 
 # --- before memory runs out ---

@@ -77,6 +77,7 @@ def _attempt(
         supervision=Supervision(
             attempt=settings.attempt,
             plan=settings.memory_plan,
+            profile=settings.memory_profile,
             changes=settings.plan_changes,
             # The operator applies changes that need new containers or pods.
             levels=frozenset({"Live", "RespawnRole"}),

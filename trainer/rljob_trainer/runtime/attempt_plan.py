@@ -9,6 +9,7 @@ import structlog
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_client.errors import OutputUnavailable
@@ -19,8 +20,9 @@ from rljob_memory.budget import Budget, Setup, budget, facts_of, host
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
-from rljob_memory.plan_settings import with_pins
+from rljob_memory.plan_settings import texts_of, with_pins
 from rljob_memory.pod_memory import summary
+from rljob_memory.profile import plan_on_machine
 from rljob_memory.recovery import Constraints, RecoveryState
 from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.other_machine import PlanFacts, differing_facts, plan_facts, rederived
@@ -47,6 +49,9 @@ class Supervision:
 
     plan: MemoryPlan | None = None
     """The plan from earlier attempts; None: there is none."""
+
+    profile: StartingProfile | None = None
+    """Profile of earlier jobs that `plan` comes from, if its generation is 1."""
 
     changes: Sequence[PlanChange] = ()
     """Plan changes from earlier attempts, oldest first."""
@@ -103,7 +108,10 @@ def plan_attempt(
     facts = plan_facts(setup)
     if state.plan is not None:
         plan = state.plan
-        if differences := differing_facts(facts_of_plan(ledger, plan), facts):
+        if supervision.profile is not None and plan.generation == 1:
+            plan, differences = plan_on_machine(plan, supervision.profile, fresh, facts_of(setup))
+            _announce_profile(supervision.profile, plan, differences, display)
+        elif differences := differing_facts(facts_of_plan(ledger, plan), facts):
             log.info("computing the memory plan again", differences=differences)
             display.note(f"Computing the memory plan again: {', '.join(differences)}")
             plan = rederived(plan, state.changes, fresh)
@@ -126,6 +134,16 @@ def plan_attempt(
     growth = None if supervision.by_operator else policy_growth(spec, "RestartInPlace", room=_room(spec, hosts))
     constraints = Constraints(spec.memory, spec.recovery, setup, supervision.levels, growth=growth)
     return AttemptPlan(changes, constraints, facts, setup)
+
+
+def _announce_profile(profile: StartingProfile, plan: MemoryPlan, differences: list[str], display: RunDisplay) -> None:
+    """Print the settings that come from earlier jobs, or the reason for which they are ignored."""
+    if differences:
+        display.note(f"Ignoring memory profile {profile.name}: {', '.join(differences)}")
+    else:
+        texts = texts_of(plan)
+        settings = [f"{each.remedy.setting} {texts.get(each.remedy.setting, '')}" for each in profile.changes]
+        display.note(f"Settings of memory profile {profile.name}: {', '.join(settings)}")
 
 
 def _announce(setup: Setup, predicted: Budget, display: RunDisplay) -> None:

@@ -18,7 +18,7 @@ Parameters = ParamSpec("Parameters")
 _RESOURCES = {
     "v1": "namespaces nodes pods services configmaps secrets events "
     "serviceaccounts persistentvolumeclaims resourcequotas",
-    "rljob.dev/v1alpha1": "rljobs stepreports",
+    "rljob.dev/v1alpha1": "rljobs stepreports memoryprofiles",
     "networking.k8s.io/v1": "networkpolicies",
     "rbac.authorization.k8s.io/v1": "roles rolebindings clusterroles clusterrolebindings",
     "apiextensions.k8s.io/v1": "customresourcedefinitions",

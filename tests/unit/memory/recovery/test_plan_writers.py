@@ -165,6 +165,13 @@ def test_what_failed_stays_a_limit_on_a_larger_gpu(kept: dict[str, Any]) -> None
     assert plan == ON_LARGE.model_copy(update={"generation": 5, "kv_cache_bytes": 2 * GIB, **kept})
 
 
+def test_a_size_that_was_raised_stays_a_lower_limit() -> None:
+    changed = ON_LARGE.model_copy(update={"generation": 2})
+    raised = RemedyStatus(setting="kvCache", before="1Gi", after="2Gi")
+    plan = rederived(changed, [change().model_copy(update={"remedy": raised})], ON_SMALL)
+    assert plan.kv_cache_bytes == ON_LARGE.kv_cache_bytes > ON_SMALL.kv_cache_bytes
+
+
 def test_the_same_values_are_the_same_plan() -> None:
     plan = ON_LARGE.model_copy(update={"generation": 3})
     assert rederived(plan, [], plan.model_copy(update={"generation": 1})) is plan

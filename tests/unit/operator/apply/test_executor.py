@@ -94,6 +94,23 @@ def test_each_write_of_the_job_names_the_revision_it_was_made_for() -> None:
     assert finalizers["metadata"] == {"resourceVersion": revision, "finalizers": ["a"]}
 
 
+PROFILE = manifest("MemoryProfile", "qwen3-1", apiVersion="rljob.dev/v1alpha1")
+PROFILES = "/apis/rljob.dev/v1alpha1/namespaces/research/memoryprofiles"
+
+
+def test_a_memory_profile_is_written_before_the_status_that_depends_on_it() -> None:
+    run = execute(Desired(profile=PROFILE, delete_profiles=("old",), status=STEP_3))
+    assert run.writes == [("PATCH", f"{PROFILES}/qwen3-1"), ("DELETE", f"{PROFILES}/old"), STATUS]
+    assert "uid" not in run.asked[0].body["metadata"], "it may not exist yet"
+
+
+@pytest.mark.parametrize("code", [403, 404, 422])
+def test_a_memory_profile_that_is_refused_holds_up_nothing(code: int) -> None:
+    refused = [("PATCH", "/qwen3-1", refusal(code, "Refused"))]
+    run = execute(Desired(profile=PROFILE, delete_profiles=("old",), status=STEP_3), script=refused)
+    assert run.writes == [("PATCH", f"{PROFILES}/qwen3-1"), STATUS]
+
+
 def test_a_status_that_is_as_stored_is_not_written() -> None:
     status = RLJobStatus(step=2, reward=0.5)
     stored = status.model_dump(mode="json", by_alias=True, exclude_none=True)

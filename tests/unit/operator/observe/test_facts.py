@@ -15,7 +15,7 @@ from rljob_api.manifest.problems import ProblemText
 from rljob_api.termination_message import TerminationMessage
 from rljob_memory.hardware import GPU_TYPES
 from rljob_operator.kube.decoding import NESTED_TOO_DEEPLY
-from rljob_operator.labels import FINALIZER, GPU_MEMORY_MIB, GPU_PRODUCT
+from rljob_operator.labels import FINALIZER, GPU_MEMORY_MIB, GPU_PRODUCTS
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.job_facts import (
     MAX_STEP_REPORT_BYTES,
@@ -248,14 +248,14 @@ def ready(status: str) -> Object:
         (node(spec={"taints": [{"key": "a", "effect": "NoSchedule"}]}), {"tainted": True}),
         (node(status={"allocatable": {"memory": "2097151Ki"}}), {"usable": False, "host_memory_bytes": 1 << 30}),
         (
-            node(labels={GPU_PRODUCT: "NVIDIA-A100-SXM4-40GB", GPU_MEMORY_MIB: "40960"}),
+            node(labels={GPU_PRODUCTS[0]: "NVIDIA-A100-SXM4-40GB", GPU_MEMORY_MIB: "40960"}),
             {"gpu": "a100-40", "gpu_memory_bytes": GPU_TYPES["a100-40"].memory_bytes},
         ),
         (
-            node(labels={GPU_PRODUCT: "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", GPU_MEMORY_MIB: "40448"}),
+            node(labels={GPU_PRODUCTS[0]: "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", GPU_MEMORY_MIB: "40448"}),
             {"gpu": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "gpu_memory_bytes": 40448 << 20},
         ),
-        (node(labels={GPU_PRODUCT: "", GPU_MEMORY_MIB: "many"}), {}),
+        (node(labels={GPU_PRODUCTS[0]: "", GPU_MEMORY_MIB: "many"}), {}),
         (node(spec={"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}), {}),
     ],
 )

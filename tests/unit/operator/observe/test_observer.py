@@ -12,7 +12,7 @@ from kubernetes.aio.client import Configuration
 
 from rljob_operator.kube.client import ApiClient, Connection
 from rljob_operator.kube.errors import RetryPolicy
-from rljob_operator.kube.resources import RLJOBS
+from rljob_operator.kube.resources import MEMORY_PROFILES, RLJOBS
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import JOBS, WATCH_AGE_SECONDS
 from rljob_operator.observe import job_facts
@@ -217,6 +217,31 @@ def test_lookups_of_objects_are_spread_and_follow_a_deleted_report() -> None:
     assert seen(observer).objects_check_seconds == 0
 
 
+# --- MemoryProfiles ---
+
+
+def memory_profile(namespace: str, used: str, version: int) -> Object:
+    metadata = {"name": "qwen3-1", "namespace": namespace, "resourceVersion": str(version)}
+    return {"kind": "MemoryProfile", "metadata": metadata, "status": {"lastUsedTime": used}}
+
+
+@pytest.mark.parametrize("shares_profiles", [False, True])
+def test_a_job_sees_the_profiles_of_its_namespace_and_others_if_they_are_shared(shares_profiles: bool) -> None:
+    observer = Observer((), lambda _: None, shares_profiles=shares_profiles)
+    observer.jobs.put(job())
+    for namespace, used, version in (("research", "2026-01-01", 1), ("a", "2026-01-03", 2), ("b", "2026-01-02", 3)):
+        observer.saw(memory_profile(namespace, f"{used}T00:00:00Z", version))
+    before = seen(observer)
+    assert before.profiles["qwen3-1"].namespace == "research"
+    shared = {name: profile.namespace for name, profile in before.shared_profiles.items()}
+    assert shared == ({"qwen3-1": "a"} if shares_profiles else {})
+    for namespace in ("a", "research"):
+        observer.profiles.remove(memory_profile(namespace, "", 9))
+    assert seen(observer).profiles == {}
+    assert [profile.namespace for profile in seen(observer).shared_profiles.values()] == ["b"] * shares_profiles
+    assert before.profiles, "an observation does not change"
+
+
 # --- watches ---
 
 
@@ -233,6 +258,19 @@ def test_each_namespace_has_a_watch_of_each_kind() -> None:
         await client.close()
 
     play(story)
+
+
+def test_the_operator_works_without_the_right_to_watch_memory_profiles() -> None:
+    async def story(watches: list[Reflector], attendance: Attendance) -> None:
+        profiles = [watch for watch in watches if watch.optional]
+        assert [watch.resource for watch in profiles] == [MEMORY_PROFILES] * 2
+        for watch in watches:
+            await watch.settled.wait()
+        assert all(attendance.includes(namespace) for namespace in ("team-a", "team-b"))
+        assert not any(watch.synced.is_set() for watch in profiles)
+
+    cluster = TwoNamespaces(set(), refused_resource="memoryprofiles")
+    asyncio.run(cluster.watch(story))
 
 
 def test_a_job_deleted_while_the_watch_was_down_is_removed() -> None:
@@ -265,12 +303,14 @@ def test_a_job_deleted_while_the_watch_was_down_is_removed() -> None:
 class TwoNamespaces:
     """Two namespaces without objects; requests about those in `lost` are refused."""
 
-    def __init__(self, lost: set[str]) -> None:
+    def __init__(self, lost: set[str], refused_resource: str = "") -> None:
         self.lost = lost
+        self.refused_resource = refused_resource
         self.attended = list[str | None]()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if any(f"/namespaces/{namespace}/" in request.path for namespace in self.lost):
+        is_lost = any(f"/namespaces/{namespace}/" in request.path for namespace in self.lost)
+        if is_lost or request.path.endswith(f"/{self.refused_resource}"):
             refused = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "pods is forbidden"}
             return web.json_response(refused, status=403)
         if "watch" in request.query:
@@ -283,7 +323,9 @@ class TwoNamespaces:
         async with TestServer(app) as server:
             url = str(server.make_url("")).rstrip("/")
             client = ApiClient(Connection(Configuration(host=url)), concurrency=16)
-            watches = reflectors(client, Observer((), lambda _: None), ("team-a", "team-b"), watch_nodes=False)
+            watches = reflectors(
+                client, Observer((), lambda _: None), ("team-a", "team-b"), watch_nodes=False, watch_profiles=True
+            )
             for watch in watches:
                 watch._reconnect_seconds = 0.01
             attendance = Attendance(watches, self.attended.append)
