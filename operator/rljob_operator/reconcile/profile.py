@@ -245,9 +245,12 @@ def _peak_text(peaks: Sequence[RankMemory]) -> str:
 
 
 def _is_news(before: MemoryProfileStatus, held: MemoryProfileStatus) -> bool:
-    """Settings that held are confirmed by every job; under an unchanged plan, only a larger peak is new."""
-    if held.changes or held.last_used_time - before.last_used_time >= _RECORDED_EVERY:
+    """Every job confirms the settings that it started with; under an unchanged plan, only a larger peak is new. What
+    was written before the status, which then was not, is nothing new."""
+    if held.last_used_time - before.last_used_time >= _RECORDED_EVERY:
         return True
+    if held.changes:
+        return (held.changes, held.jobs) != (before.changes, before.jobs)
     known = {rank.role: _peak_bytes(rank) for rank in before.peaks}
     return any(_peak_bytes(rank) > _MORE_MEMORY * known.get(rank.role, 0) for rank in held.peaks)
 

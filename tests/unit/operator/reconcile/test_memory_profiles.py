@@ -147,15 +147,18 @@ def test_switched_off_or_with_injected_faults_nothing_is_recorded(given: dict[st
     assert learned(**given) == {}
 
 
-def test_the_reread_of_a_write_that_was_lost_counts_the_job_once() -> None:
-    cluster = failed_once(begun())
-    cluster.end("demo-controller", 0, message="all steps are committed", step=60)
-    stale = cluster.observe()
-    for _ in range(2):  # the status was not written after the first one
-        desired = cluster.decide(stale)
-        assert desired.profile is not None
-        stale = replace(stale, profiles={desired.profile["metadata"]["name"]: stored_profile(desired.profile)})
-    assert parsed({"": desired.profile or {}}).status.jobs == 1
+def test_a_profile_whose_status_was_not_written_is_not_written_again() -> None:
+    """Otherwise an operator that dies between the two would write it for ever."""
+    changed = failed_once(begun(), recovers=False)
+    changed.tick(60).reports(4, plan=HELD, plan_changes=changed.stored.plan_changes, memory_facts=FACTS)
+    completing = failed_once(begun()).end("demo-controller", 0, message="all steps are committed", step=60)
+    for cluster in (changed, completing):
+        first = cluster.decide()
+        assert first.profile is not None
+        stored = {first.profile["metadata"]["name"]: stored_profile(first.profile)}
+        again = cluster.tick(5).decide(replace(cluster.observe(), profiles=stored))
+        assert again.status is not None
+        assert again.profile is None
 
 
 # --- the start ---
