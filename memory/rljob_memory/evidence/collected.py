@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rljob_api.memory_failure import GpuProcess, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget import Setup
 from rljob_memory.evidence.activity import activity_of
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure
@@ -126,6 +127,9 @@ class CollectedEvidence:
     plan: MemoryPlan | None = None
     """The memory plan that it failed under."""
 
+    setup: Setup | None = None
+    """The work, the model and the machine that the plan was made for."""
+
     engines_apart: bool = False
     """True if policy and engines have GPUs of their own (`topology: Disaggregated`)."""
 
@@ -198,6 +202,7 @@ class EvidenceBuilder:
     barrier_on_gpu_0: bool = False
     host: MemorySample = field(default_factory=MemorySample)
     plan: MemoryPlan | None = None
+    setup: Setup | None = None
     engines_apart: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
@@ -353,6 +358,7 @@ class EvidenceBuilder:
             barrier_on_gpu_0=self.barrier_on_gpu_0,
             host=self.host,
             plan=plan,
+            setup=self.setup,
             engines_apart=self.engines_apart,
             versions=dict(self.versions),
             programs=tuple(self.programs),

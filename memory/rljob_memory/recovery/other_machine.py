@@ -9,19 +9,14 @@ from typing import Any
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_memory.budget import Setup
-from rljob_memory.hardware import Hardware
-from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan_settings import name_of, text_of
-from rljob_memory.workload import Workload
+from rljob_memory.recovery.state import SET_ON_PODS
 
 PlanFacts = dict[str, Any]
 """Machine, model and work that a plan is computed from: JSON values by name."""
 
 _SAME = 0.05
 """Machines of one type differ by less than this part of their memory."""
-
-_OF_PODS = ("host_memory_bytes", "controller_host_memory_bytes", "shared_memory_bytes", "excluded_nodes", "policy_gpus")
-
 
 _OF_NO_SIZE = frozenset({"shared_memory_bytes", "kept_checkpoints", "caches_model", "caches_compiled_code"})
 """Facts that change no size of a plan."""
@@ -31,17 +26,6 @@ def plan_facts(setup: Setup) -> PlanFacts:
     """The facts that change a size of the plan."""
     facts = asdict(setup.hardware) | asdict(setup.model) | asdict(setup.work)
     return {name: value for name, value in facts.items() if name not in _OF_NO_SIZE}
-
-
-def setup_of_facts(facts: PlanFacts) -> Setup | None:
-    """The setup that had these facts; None if they are of another version."""
-    parts: tuple[type[Any], ...] = (Workload, ModelShape, Hardware)
-    try:
-        return Setup(
-            *(part(**{name: facts[name] for name in part.__dataclass_fields__ if name in facts}) for part in parts)
-        )
-    except TypeError:
-        return None
 
 
 def differing_facts(then: PlanFacts, now: PlanFacts) -> list[str]:
@@ -63,7 +47,7 @@ def rederived(plan: MemoryPlan, changes: Sequence[PlanChange], fresh: MemoryPlan
     generation is the next one, unless the result has the same values as `plan`.
     """
     changed = {change.remedy.setting for change in changes}
-    kept: dict[str, Any] = {setting: getattr(plan, setting) for setting in _OF_PODS}
+    kept: dict[str, Any] = {setting: getattr(plan, setting) for setting in SET_ON_PODS}
     for setting in MemoryPlan.model_fields:
         if name_of(setting) in changed and setting not in kept:
             kept[setting] = _capped(getattr(fresh, setting), getattr(plan, setting))
