@@ -24,13 +24,12 @@ from bench.harness.record import RESULTS, record_row, require_gpus
 from bench.harness.samplers import DevicePeak, GpuUse, idle_of_each_gpu
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Phase, Setup, budget
+from rljob_memory.budget import Phase, Setup, budget, setup_of_facts
 from rljob_memory.budget.gpu import evenly_filled
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import text_of
-from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
 from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row

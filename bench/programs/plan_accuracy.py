@@ -40,8 +40,8 @@ from bench.harness.record import RESULTS, record, recorded, require_gpus
 from bench.harness.run_arms import complete_lines, ledger_of, pinned_to_a_card, run_steps, write_job
 from bench.harness.samplers import DeviceUse
 from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget import setup_of_facts
 from rljob_memory.hardware import type_of_product
-from rljob_memory.recovery.other_machine import setup_of_facts
 from rljob_memory.sizes import GIB
 from rljob_testing.ballast import ballast
 from rljob_testing.plan_accuracy import page

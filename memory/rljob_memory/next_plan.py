@@ -6,12 +6,10 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.roles import ADAPTER_SETTINGS
+from rljob_memory.budget.others import ADAPTED_KV_CACHE_BYTES, BUCKET_BYTES, KV_CACHE_BYTES
 from rljob_memory.plan_settings import name_of, pinned_values, with_pins
 from rljob_memory.recovery.constraints import within_max_gpus
-from rljob_memory.sizes import GIB
 
-_ADAPTED_KV_CACHE_BYTES = 16 * GIB
-"""KV cache with which the plan's is compared if an adapter runs the engine: its usual part of a GPU of 80 GiB."""
 _SHARES = ("micro_batch_tokens", "kv_cache_bytes", "sync_bucket_bytes")
 _SWITCHES = ("activation_checkpointing", "optimizer_offload", "empty_cache")
 _MOST_MICRO_BATCH_TOKENS = 16_384
@@ -46,12 +44,12 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
         "empty_cache": False,
         "expandable_segments": False,
         "rollout_sleep": "Disabled",
-        "kv_cache_bytes": GIB if spec.trainer is None or spec.trainer.adapter is None else _ADAPTED_KV_CACHE_BYTES,
+        "kv_cache_bytes": ADAPTED_KV_CACHE_BYTES if spec.trainer and spec.trainer.adapter else KV_CACHE_BYTES,
         "micro_batch_tokens": most_tokens,
         "logprob_chunk_tokens": most_tokens,
         "activation_checkpointing": False,
         "optimizer_offload": False,
-        "sync_bucket_bytes": GIB,
+        "sync_bucket_bytes": BUCKET_BYTES,
     }
     return MemoryPlan.model_validate(unpinned | pinned_values(spec.memory, shares_gpu=True))
 

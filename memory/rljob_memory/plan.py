@@ -18,7 +18,13 @@ from typing import Any, Literal
 from rljob_api.api_model import MAX_INTEGER
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_memory.budget import Budget, Setup, budget, gpu_budget
-from rljob_memory.budget.gpu import PolicyState, activation_bytes_per_token, kv_bytes, smallest_kv_cache_bytes
+from rljob_memory.budget.gpu import (
+    PolicyState,
+    activation_bytes_per_token,
+    float32_logits_bytes,
+    kv_bytes,
+    smallest_kv_cache_bytes,
+)
 from rljob_memory.budget.host import host_holds
 from rljob_memory.plan_settings import pinned_values
 from rljob_memory.sizes import GIB, MIB
@@ -37,7 +43,6 @@ tokens instead of 384, an update took 0.54 s longer than 1.17 s (bench/results/m
 _LOGPROB_CHUNK_ROOM_SHARE = 16
 """Above the lower bound, the logits take at most this fraction of the room for activations: 1/16."""
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
-_LOGIT_BYTES = 4
 _AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
 """Keeps no buffer between syncs; bench/results/memory_mitigation_cost.json compares both."""
 
@@ -190,7 +195,7 @@ def _chunk_bytes(setup: Setup, room_bytes: int) -> int:
 
 def _chunk_tokens(setup: Setup, chunk_bytes: int) -> int:
     """Tokens whose float32 logits fit into a chunk; a multiple of 64 if possible, for the GPU's tiles."""
-    fitting = chunk_bytes // (_LOGIT_BYTES * setup.model.vocabulary)
+    fitting = chunk_bytes // float32_logits_bytes(setup.model.vocabulary, tokens=1)
     whole_tiles = fitting // 64 * 64
     return min(whole_tiles or max(fitting, 1), _LARGEST_LOGPROB_CHUNK_TOKENS)
 

@@ -109,7 +109,7 @@ class Workload:
 
 _LARGEST_AUTO_CONCURRENCY = 256
 
-_MOMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
+MOMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 """A float32 scale for each 256 moments in 8 bits."""
 
 
@@ -130,7 +130,7 @@ def workload_of(spec: RLJobSpec) -> Workload:
         reference_model=algorithm.kl_coefficient > 0,
         quantized_weights=spec.rollout.quantization != "Disabled",
         quantized_kv_cache=spec.rollout.kv_cache_dtype != "Auto",
-        moment_bytes=_MOMENT_BYTES[spec.policy.optimizer.moments],
+        moment_bytes=MOMENT_BYTES[spec.policy.optimizer.moments],
         topology=spec.topology,
         updates_per_step=algorithm.updates_per_step,
         overlaps=algorithm.max_staleness > 0,

@@ -23,8 +23,7 @@ from rljob_client.run_directory.records import (
     step_records,
 )
 from rljob_client.run_directory.reward_trend import Verdict, reward_trend
-from rljob_memory.budget import Budget, Owner, Phase, budget
-from rljob_memory.recovery.other_machine import setup_of_facts
+from rljob_memory.budget import Budget, Owner, Phase, budget, setup_of_facts
 
 _GIB = 2**30
 _STOPPED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}

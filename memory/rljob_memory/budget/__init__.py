@@ -6,6 +6,13 @@ Every constant and formula stands here once, with its source. The first plan, po
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
@@ -16,7 +23,7 @@ from rljob_memory.budget.seconds import seconds_by_phase
 from rljob_memory.budget.setup import USABLE_SHARE, Setup
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
-from rljob_memory.workload import workload_of
+from rljob_memory.workload import Workload, workload_of
 
 __all__ = [
     "PHASES",
@@ -35,6 +42,7 @@ __all__ = [
     "facts_of",
     "gpu_budget",
     "setup_of",
+    "setup_of_facts",
 ]
 
 
@@ -76,6 +84,29 @@ def setup_of(spec: RLJobSpec, facts: MemoryFacts | None) -> Setup | None:
     model = ModelShape(**{name: values[name] for name in ModelShape.__dataclass_fields__})
     sizes = {name: values[name] for name in Hardware.__dataclass_fields__ if name != "device"}
     return Setup(workload_of(spec), model, Hardware("cuda" if facts.device_memory_bytes else "cpu", **sizes))
+
+
+def setup_of_facts(facts: Mapping[str, Any]) -> Setup | None:
+    """The setup of an attempt whose ledger has these facts; None if they are damaged, or of another version."""
+    try:
+        setup = Setup(*(part.validate_python(dict(facts)) for part in _PARTS))
+    except ValidationError:
+        return None
+    parts = (setup.work, setup.model, setup.hardware)
+    return setup if all(_is_possible(part) for part in parts) else None
+
+
+_PARTS: tuple[TypeAdapter[Any], ...] = tuple(TypeAdapter(part) for part in (Workload, ModelShape, Hardware))
+
+
+def _is_possible(part: Workload | ModelShape | Hardware) -> bool:
+    """False if a number has no meaning: a size is 0 only where that is its default, or without a GPU."""
+    for each in fields(part):
+        value = getattr(part, each.name)
+        may_be_zero = each.default == 0 or each.name == "device_memory_bytes"
+        if not isinstance(value, str | bool) and not (0 if may_be_zero else 1) <= value < math.inf:
+            return False
+    return True
 
 
 def facts_of(setup: Setup) -> MemoryFacts:

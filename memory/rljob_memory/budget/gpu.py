@@ -17,7 +17,7 @@ from rljob_memory.model_shape import ModelShape
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
 
-_CONTEXT_BYTES = GIB
+CONTEXT_BYTES = GIB
 """A process's CUDA context and code, and cuBLAS workspaces: 93.67 GB of a GPU were in use with 91.04 GB that torch had
 reserved and an engine asleep (moments.json)."""
 
@@ -62,7 +62,10 @@ reserved 3.1 GiB for buckets of 1.2 GiB (plan_accuracy.json)."""
 
 _BFLOAT16_BYTES, _FLOAT32_BYTES = 2, 4
 
-SMALLEST_KV_CACHE_BYTES = 64 * MIB
+SMALLEST_KV_CACHE_BYTES, SMALLEST_BUCKET_BYTES = 64 * MIB, MIB
+_OF_THE_SIZE_OF_LOGITS = 0.4, 2.2
+"""Size of a request relative to a chunk's float32 logits: 0.5 in 16 bits, 2 for logits and a copy at once."""
+
 _KV_BLOCK_TOKENS = 32
 """vLLM's blocks have 16 tokens on a GPU, 32 on a CPU."""
 
@@ -178,7 +181,7 @@ def _state_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     state = PolicyState(work, model)
     makes_room = plan.policy_offload and engine_sleeps(work, plan)
     awake = ALWAYS - {"start", "rollout"} if makes_room else ALWAYS
-    yield line("context", _CONTEXT_BYTES, "CUDA context and workspaces", is_in_torch=False)
+    yield line("context", CONTEXT_BYTES, "CUDA context and workspaces", is_in_torch=False)
     if work.policy_ranks > 1:
         yield line("NCCL", _NCCL_BYTES, f"a group of {work.policy_ranks} ranks", is_in_torch=False)
     form = "bfloat16" if state.remainders else "float32, sharded"
@@ -230,7 +233,7 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         return Line("engine", use, "gpu", size, phases, reason, pod)
 
     weights = engine_weight_bytes(work, model)
-    yield replace(line("engine's context", _CONTEXT_BYTES, awake, "CUDA context and workspaces"), is_in_torch=False)
+    yield replace(line("engine's context", CONTEXT_BYTES, awake, "CUDA context and workspaces"), is_in_torch=False)
     graphs = _AWAKE_ENGINE_BYTES + _AWAKE_ENGINE_HIDDEN_UNIT_BYTES * model.hidden
     yield line("CUDA graphs and prefill", graphs, awake, "vLLM")
     if asleep:
@@ -263,7 +266,7 @@ def compilation_bytes(work: Workload, model: ModelShape, plan: MemoryPlan) -> in
     Sums of gradients are dropped.
     """
     layer = activation_bytes_per_token(model, checkpointing=False, compiled=True) // model.layers
-    logits = _LOGITS_OF_A_COMPILATION * _FLOAT32_BYTES * model.vocabulary * plan.logprob_chunk_tokens
+    logits = _LOGITS_OF_A_COMPILATION * float32_logits_bytes(model.vocabulary, plan.logprob_chunk_tokens)
     return sum(backward_buffers(work, model).values()) + plan.micro_batch_tokens * layer + logits
 
 
@@ -331,10 +334,22 @@ def filled_chunk_tokens(work: Workload, plan: MemoryPlan) -> int:
     return min(plan.logprob_chunk_tokens, plan.micro_batch_tokens, work.sequences_per_update * work.max_sequence_tokens)
 
 
+def float32_logits_bytes(vocabulary: int, tokens: int) -> int:
+    """One tensor of logits."""
+    return _FLOAT32_BYTES * vocabulary * tokens
+
+
 def logits_bytes(model: ModelShape, tokens: int, *, compiled: bool) -> int:
     """Peak memory while the log-probabilities of a chunk and their gradient are computed."""
     at_once = _COMPILED_LOGITS_AT_ONCE if compiled else _LOGITS_AT_ONCE
-    return int(at_once * _FLOAT32_BYTES * model.vocabulary * tokens)
+    return int(at_once * float32_logits_bytes(model.vocabulary, tokens))
+
+
+def is_of_logits(requested_bytes: int, model: ModelShape, tokens: int) -> bool:
+    """True if a request is of the size of the logits of so many tokens."""
+    least, most = _OF_THE_SIZE_OF_LOGITS
+    logits = float32_logits_bytes(model.vocabulary, tokens)
+    return least * logits <= requested_bytes <= most * logits
 
 
 def engine_weight_bytes(work: Workload, model: ModelShape) -> int:

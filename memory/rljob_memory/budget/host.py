@@ -85,6 +85,10 @@ _SHARED_NCCL_BYTES = 64 * MIB
 _VLLM_QUEUE_BYTES = 24 * MIB
 """In /dev/shm: vLLM's queue between the processes of an engine, six messages of 4 MiB; counted for each of them."""
 
+_SHARED_SLACK_BYTES, _SHARED_SLACK_PART = 16 * MIB, 16
+"""In /dev/shm: small files of torch, and of Ray besides its object store, which starts only if it fits. The larger of
+the two counts, the second as a part of the store."""
+
 _HUB_BYTES_PER_PARAMETER = 2
 """Models of the hub are stored in bfloat16."""
 
@@ -115,6 +119,9 @@ class Copies:
     """With `policyOffload`, of weights that are not trained. Otherwise they are read from the model's files again."""
 
 
+FEWEST_COPIES = Copies(snapshot=False, checkpoint=False, frozen=False)
+
+
 def copies_with_room(setup: Setup, plan: MemoryPlan) -> Copies:
     """The copies for which the host has room. That for checkpoints is given up first, then that of frozen weights."""
     work, model, hardware = setup.work, setup.model, setup.hardware
@@ -136,7 +143,7 @@ def host_holds(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> 
     which every plan needs, then counts only together with an optimizer's state in host memory.
     """
     phases = ALWAYS if copies or plan.optimizer_offload else ALWAYS - {"export"}
-    copies = copies or Copies(snapshot=False, checkpoint=False, frozen=False)
+    copies = copies or FEWEST_COPIES
     lines = [line for line in _worker_lines(setup, plan, copies) if line.place == "host" and line.pod == "policy"]
     peak = max(sum(line.bytes for line in lines if phase in line.phases) for phase in phases)
     return peak * setup.work.policy_pods <= setup.hardware.host_memory_bytes * USABLE_HOST_SHARE
@@ -150,18 +157,19 @@ def host_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Line]
 
 def _worker_lines(setup: Setup, plan: MemoryPlan, copies: Copies) -> Iterator[Line]:
     work, model, device = setup.work, setup.model, setup.hardware.device
-    sharing = work.engine_processes_per_pod if work.tensor_parallel_size > 1 else 0
-    pods: dict[Pod, tuple[int, int]] = {"policy": (work.ranks_per_pod, sharing if work.is_colocated else 0)}
-    if not work.is_colocated:
-        pods["rollout"] = (0, sharing)
-    for pod, (ranks, in_groups) in pods.items():
+    pods: tuple[Pod, ...] = ("policy",) if work.is_colocated else ("policy", "rollout")
+    for pod in pods:
         yield Line("controller", "Ray", "host", RAY_BYTES, ALWAYS, "its processes", pod)
         transit = min(
             object_store_bytes(plan.sync_bucket_bytes, device) - _SMALLEST_OBJECT_STORE_BYTES, model.weight_bytes
         )
         store = _SMALLEST_OBJECT_STORE_BYTES + transit
         yield Line("controller", "Ray's object store", "host", store, ALWAYS, "rollouts, and weights on CPUs", pod)
-        yield from _shared_memory_lines(plan, device, ranks, in_groups, pod)
+        shared = object_store_bytes(plan.sync_bucket_bytes, device)
+        yield Line("controller", "Ray's object store", "shm", shared, ALWAYS, "rollouts, and weights on CPUs", pod)
+        slack = max(_SHARED_SLACK_BYTES, shared // _SHARED_SLACK_PART)
+        yield Line("controller", "small files", "shm", slack, ALWAYS, "Ray and torch", pod)
+        yield from _beside_the_object_store(work, device, pod)
     yield from _policy_lines(setup, plan, copies)
     yield from _engine_lines(setup, plan)
 
@@ -263,16 +271,35 @@ def object_store_bytes(sync_bucket_bytes: int, device: DeviceKind) -> int:
     return _SMALLEST_OBJECT_STORE_BYTES + buckets * sync_bucket_bytes
 
 
-def _shared_memory_lines(
-    plan: MemoryPlan, device: DeviceKind, ranks: int, tensor_parallel_processes: int, pod: Pod
-) -> Iterator[Line]:
-    store = object_store_bytes(plan.sync_bucket_bytes, device)
-    yield Line("controller", "Ray's object store", "shm", store, ALWAYS, "rollouts, and weights on CPUs", pod)
-    in_groups = (ranks if ranks > 1 else 0) + tensor_parallel_processes
+def object_store_room(free_bytes: int, beside_bytes: int = 0) -> int:
+    """Size of Ray's object store in a pod whose /dev/shm has so much free, `beside_bytes` of it for others. In a pod of
+    the predicted size, that is the predicted store."""
+    room = max(free_bytes - beside_bytes, 0)
+    return max(room - max(_SHARED_SLACK_BYTES, room // (_SHARED_SLACK_PART + 1)), 0)
+
+
+def beside_the_object_store_bytes(work: Workload, device: DeviceKind, pod: Pod) -> int:
+    """Of a pod's /dev/shm: NCCL's buffers and vLLM's queues."""
+    return sum(line.bytes for line in _beside_the_object_store(work, device, pod))
+
+
+def _beside_the_object_store(work: Workload, device: DeviceKind, pod: Pod) -> Iterator[Line]:
+    ranks = work.ranks_per_pod if pod == "policy" and work.ranks_per_pod > 1 else 0
+    has_engines = work.tensor_parallel_size > 1 and (pod == "rollout" or work.is_colocated)
+    of_engines = work.engine_processes_per_pod if has_engines else 0
     if device == "cuda":
-        yield Line("policy", "NCCL", "shm", _SHARED_NCCL_BYTES * in_groups, ALWAYS, "without peer-to-peer access", pod)
-    queues = _VLLM_QUEUE_BYTES * tensor_parallel_processes
+        size = _SHARED_NCCL_BYTES * (ranks + of_engines)
+        yield Line("policy", "NCCL", "shm", size, ALWAYS, "without peer-to-peer access", pod)
+    queues = _VLLM_QUEUE_BYTES * of_engines
     yield Line("engine", "vLLM's queues", "shm", queues, ALWAYS, "rollout.tensorParallelSize", pod)
+
+
+def processes_bytes(work: Workload, device: DeviceKind, pod: Pod) -> int:
+    """Host memory of a pod's processes without a model."""
+    ranks = work.ranks_per_pod if pod == "policy" else 0
+    engines = work.engine_processes_per_pod if pod == "rollout" or work.is_colocated else 0
+    each = PROCESS_BYTES[device, "policy"], PROCESS_BYTES[device, "rollout"]
+    return RAY_BYTES + _SMALLEST_OBJECT_STORE_BYTES + ranks * each[0] + engines * each[1]
 
 
 def _disk_lines(setup: Setup) -> Iterator[Line]:

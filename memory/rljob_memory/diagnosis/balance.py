@@ -11,26 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind, GpuProcess
+from rljob_memory.budget import Budget, others
+from rljob_memory.budget.gpu import filled_chunk_tokens, float32_logits_bytes
 from rljob_memory.diagnosis.classes import FailureClass
+from rljob_memory.diagnosis.expected import Expected, budget_of, expected_of, lines_at
 from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
 from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure
-from rljob_memory.evidence.model_facts import ModelFacts
-from rljob_memory.sizes import GIB, MIB
-
-_LEAST_FOREIGN_BYTES = GIB
-_LEAST_FOREIGN_SHARE = 0.05
-"""Memory below these that is neither free nor of the process is the driver's: 0.3–0.6 GiB on cards of 24–180 GiB."""
-_OWN_OUTSIDE_TORCH_BYTES = GIB
-"""Context, NCCL and libraries of the process itself, if the message covers only torch."""
+from rljob_memory.sample import MemorySample
 
 _UNSEEN_SHARE = 0.125
 """Smaller shares are often its own as well: workspaces, captured graphs, allocators other than torch's."""
-
-_SLEEPING_ENGINE_BYTES = 8 * GIB
-_SLEEPING_ENGINE_SHARE = 0.15
-"""The smaller of the two is what an engine may keep while it sleeps, on large cards and on small ones."""
 ORDINARY_CACHE_SHARE = 0.08
 """Share of what torch has reserved that ordinary jobs leave in its cache."""
 _LEAST_STATE, _MOST_STATE = 0.85, 1.1
@@ -51,9 +43,6 @@ _TIMES_THE_CACHE = 4
 """Ratio from which one of two amounts of memory is much larger: other processes' to torch's cache, cache to request."""
 _FULL_OF_WEIGHTS, _SMALL_LOAD_REQUEST = 0.98, 0.01
 """Shares of the GPU: from the first, an engine's tensors fill it; up to the second, a request is that of a weight."""
-SMALLEST_CONTEXT_BYTES, LARGEST_CONTEXT_BYTES = 200 * MIB, 1280 * MIB
-"""A context with torch's kernels takes 250–900 MiB (pytorch issues 20532 and 49481; 719 MiB after a first product on an
-H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them are on GPU 0, the default device."""
 _MODEL_CREATION = re.compile(r"\b(?:load|init|creat|build|shard|layer|warm)", re.IGNORECASE)
 """Searched in the text before a figure."""
 _ENGINE_PROCESS = re.compile(
@@ -69,8 +58,8 @@ class Unexpected:
     failure_class: FailureClass
     """The class that it is the cause of."""
     size_bytes: int
-    share: float
-    """Share of the GPU."""
+    explains: bool
+    """It is all of the missing memory, and more than a healthy job has."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +93,20 @@ class Balance:
         """Return `size_bytes` as a share of the GPU; 0 if its size is unknown."""
         return size_bytes / self.total_bytes if self.total_bytes else 0.0
 
+    @cached_property
+    def budget(self) -> Budget | None:
+        """The budget of the GPUs of the failing process; None if the job's setup or its plan is unknown."""
+        return budget_of(self.failure, self.evidence)
+
+    @cached_property
+    def expected_of_others_bytes(self) -> int | None:
+        """Memory of the job's other processes on the GPU by the budget, with their contexts; None without a budget."""
+        return (
+            None
+            if self.budget is None
+            else sum(line.bytes for line in lines_at(self.failure, self.budget, of_others=True))
+        )
+
     def foreign_bytes(self, known_bytes: int = 0) -> int:
         """Memory that other processes hold, if it is more than the driver's own and the request lacked it; else 0.
 
@@ -112,11 +115,15 @@ class Balance:
         device = self.failure.device
         if device is None or device.total_bytes is None or device.had_enough_free:
             return 0
-        least = max(_LEAST_FOREIGN_BYTES, round(_LEAST_FOREIGN_SHARE * device.total_bytes))
+        least = self._least_foreign_bytes
         if device.process_bytes is None:
-            least = max(least + _OWN_OUTSIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
+            least = max(least + others.OUTSIDE_TORCH_BYTES, round(_UNSEEN_SHARE * device.total_bytes))
         foreign = device.foreign_bytes - known_bytes
         return foreign if foreign >= least else 0
+
+    @property
+    def _least_foreign_bytes(self) -> int:
+        return max(others.LEAST_FOREIGN_BYTES, round(others.LEAST_FOREIGN_SHARE * self.total_bytes))
 
     @cached_property
     def contexts_bytes(self) -> int:
@@ -129,10 +136,10 @@ class Balance:
 
         A foreign process is unexpected there. An engine of the same job takes its share in a healthy run too.
         """
-        device, others = self.device, self.foreign_bytes()
+        device, foreign = self.device, self.foreign_bytes()
         if device is None or not device.total_bytes or self.evidence.shows_a_trainer or self.failure.role is not None:
             return False
-        return others >= max(LARGE_SHARE * device.total_bytes, _TIMES_THE_CACHE * (device.cached_bytes or 0))
+        return foreign >= max(LARGE_SHARE * device.total_bytes, _TIMES_THE_CACHE * (device.cached_bytes or 0))
 
     @property
     def has_cache_for_the_request(self) -> bool:
@@ -228,8 +235,10 @@ class Balance:
 
     @cached_property
     def sleeping_engine_bytes(self) -> int:
-        """Memory that an engine may keep on the GPU while it sleeps."""
-        return min(_SLEEPING_ENGINE_BYTES, round(_SLEEPING_ENGINE_SHARE * self.total_bytes))
+        """Memory that an engine may keep on the GPU while it sleeps: by the budget, and as much again as the driver."""
+        if self.expected_of_others_bytes is not None and self.engine_holds_little:
+            return self.expected_of_others_bytes + self._least_foreign_bytes
+        return min(others.SLEEPING_ENGINE_BYTES, round(others.SLEEPING_ENGINE_SHARE * self.total_bytes))
 
     @cached_property
     def policy_next_to_engine_bytes(self) -> int:
@@ -240,22 +249,17 @@ class Balance:
     @cached_property
     def policy_cache_bytes(self) -> int | None:
         """Cache of the policy process that has the largest one, at its last sample; None if unknown."""
-        caches = [
-            cache
-            for series in self.evidence.series
-            if _is_of_torch(series) and (cache := series.samples[-1].cache_bytes) is not None
-        ]
-        return max(caches, default=None)
+        caches = (sample.cache_bytes for sample in self._last_of_torch)
+        return max((cache for cache in caches if cache is not None), default=None)
 
     @cached_property
     def policy_reserved_bytes(self) -> int:
         """Memory that torch held in the policy process that holds most, at its last sample."""
-        held = [
-            series.samples[-1].reserved_bytes or series.samples[-1].allocated_bytes
-            for series in self.evidence.series
-            if _is_of_torch(series)
-        ]
-        return max(held, default=0)
+        return max((sample.reserved_bytes or sample.allocated_bytes for sample in self._last_of_torch), default=0)
+
+    @cached_property
+    def _last_of_torch(self) -> list[MemorySample]:
+        return [series.samples[-1] for series in self.evidence.series if _is_of_torch(series)]
 
     @cached_property
     def growths(self) -> Sequence[tuple[PastGrowth, MemorySeries]]:
@@ -278,9 +282,14 @@ class Balance:
         return loads and _MODEL_CREATION.search(series.name) is not None
 
     @cached_property
-    def expected(self) -> ExpectedMemory | None:
-        """Memory that the model's state should take, if the log shows the number of its parameters."""
-        return expected_memory(self.evidence.model)
+    def expected(self) -> Expected | None:
+        """Tensors of the failing process by the job's budget, else by the size of the model in the log; None if neither
+        is known."""
+        if self.budget is not None and self.evidence.setup is not None:
+            lines = lines_at(self.failure, self.budget, of_others=False)
+            parameters = self.evidence.setup.model.parameters
+            return Expected(tuple(line for line in lines if line.is_in_torch), parameters, is_guess=False)
+        return expected_of(self.evidence.model)
 
     @cached_property
     def tensors_bytes(self) -> int:
@@ -325,9 +334,12 @@ class Balance:
 
     @cached_property
     def logits_bytes(self) -> int:
-        """Logits of one pass in float32: tokens of the micro-batch × vocabulary; 0 if the log does not show both."""
-        model = self.evidence.model
-        return logits_bytes(model.micro_batch_tokens or 0, model.vocabulary or 0)
+        """Logits of one pass, or of one chunk of it, in float32; 0 if their number is unknown."""
+        evidence, model = self.evidence, self.evidence.model
+        if evidence.setup is not None and evidence.plan is not None:
+            tokens = filled_chunk_tokens(evidence.setup.work, evidence.plan)
+            return float32_logits_bytes(evidence.setup.model.vocabulary, tokens)
+        return float32_logits_bytes(model.vocabulary or 0, model.micro_batch_tokens or 0)
 
     @property
     def asks_for_logits(self) -> bool:
@@ -341,77 +353,43 @@ class Balance:
         device, failure = self.failure.device, self.failure
         if device is None or not self.total_bytes:
             return ()
-        cache = device.own_cache_bytes
-        usual = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
-        others = 0 if self.engine_holds_little else self.foreign_bytes(self.policy_next_to_engine_bytes)
         of_engines = self.engine_siblings or (self.engine_bytes and not self.engine_is_in_the_process)
         holder = FailureClass.ENGINE_NOT_ASLEEP if of_engines else FailureClass.FOREIGN_PROCESS
         if self.shares_with_ranks_only:
             holder = FailureClass.CONTROLLER_CONTEXT
         within = self.engine_bytes if self.engine_is_in_the_process and not failure.in_engine else 0
+        usual = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
         found = (
             (FailureClass.ENGINE_NOT_ASLEEP, within),
-            (holder, others),
-            (FailureClass.FRAGMENTATION, cache - usual),
+            (holder, self._unexpected_of_others_bytes),
+            (FailureClass.FRAGMENTATION, device.own_cache_bytes - usual),
         )
-        items = [Unexpected(cause, size, self.share(size)) for cause, size in found if size > 0]
+        items = [Unexpected(cause, size, self._explains(cause, size)) for cause, size in found if size > 0]
         return sorted(items, key=lambda item: -item.size_bytes)
+
+    @property
+    def others_exceed_the_budget(self) -> bool:
+        """True if other processes hold as much more than the job's own should, as is missing."""
+        return self.budget is not None and self._unexpected_of_others_bytes >= max(self.missing_bytes, 1)
+
+    @cached_property
+    def _unexpected_of_others_bytes(self) -> int:
+        if self.expected_of_others_bytes is not None:
+            return self.foreign_bytes(self.expected_of_others_bytes)
+        return 0 if self.engine_holds_little else self.foreign_bytes(self.policy_next_to_engine_bytes)
+
+    def _explains(self, cause: FailureClass, size_bytes: int) -> bool:
+        """True for an excess that is all of the missing memory: over the budget, or a large one if there is none."""
+        least = 0.0 if self.budget is not None else LARGE_SHARE
+        is_all = cause is not FailureClass.FRAGMENTATION and size_bytes >= self.missing_bytes
+        return is_all and self.share(size_bytes) >= least
 
 
 def is_context(process: GpuProcess) -> bool:
     """True if a process holds about as much as a CUDA context."""
-    return SMALLEST_CONTEXT_BYTES <= process.used_bytes <= LARGEST_CONTEXT_BYTES
+    return others.SMALLEST_CONTEXT_BYTES <= process.used_bytes <= others.LARGEST_CONTEXT_BYTES
 
 
 def _is_of_torch(series: MemorySeries) -> bool:
     """True if its samples are what torch holds in a policy process, not what a GPU has in use."""
     return series.is_policy and series.measure is Measure.TENSORS
-
-
-_ADAM_BYTES = 8
-"""Two moments in float32 for each parameter."""
-_LOGIT_BYTES = 4
-"""float32."""
-_MOST_OF_THEM = 0.5
-_DEFAULT_BYTES = 2
-"""bfloat16, which nearly all trainers load models in."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedMemory:
-    """Memory of one unsharded copy of a model in training, in bytes."""
-
-    parameters: int
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    is_guess: bool
-    """The number of parameters is that of the model's name."""
-
-    @property
-    def training_bytes(self) -> int:
-        """Weights, gradients and optimizer's state together."""
-        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-
-
-def logits_bytes(tokens: int, vocabulary: int) -> int:
-    """Return the bytes of the logits of one pass, in float32."""
-    return tokens * vocabulary * _LOGIT_BYTES
-
-
-def expected_memory(model: ModelFacts) -> ExpectedMemory | None:
-    """None if the log shows no number of parameters."""
-    by_name, trained = model.parameters_of_name, model.trained_parameters
-    # Trained parameters are all, unless they are few compared with those of the name: then they are adapters.
-    parameters = model.parameters or (trained if trained and trained >= _MOST_OF_THEM * (by_name or 0) else by_name)
-    if not parameters:
-        return None
-    each = model.parameter_bytes or _DEFAULT_BYTES
-    trained = trained or parameters
-    return ExpectedMemory(
-        parameters=parameters,
-        weights_bytes=parameters * each,
-        gradients_bytes=trained * each,
-        optimizer_bytes=trained * _ADAM_BYTES,
-        is_guess=not model.parameters and parameters == by_name,
-    )

@@ -122,25 +122,14 @@ def _engine_parts(balance: Balance) -> Iterator[BalanceEntry]:
 
 
 def _expectations(balance: Balance) -> Iterator[BalanceEntry]:
-    """Expected bytes of one unsharded copy: a job that shards its model has a part of each."""
-    expected = balance.expected
-    if balance.failure.in_engine:
+    """Expected bytes by the budget; else of one unsharded copy: a job that shards its model has a part of each."""
+    if balance.budget is None and balance.failure.in_engine:
         return
-    if balance.logits_bytes:
+    if balance.budget is None and balance.logits_bytes:
         source = "tokens of a micro-batch × vocabulary × 4"
         yield BalanceEntry("logits", balance.logits_bytes, source, is_expected=True)
-    if expected is None:
-        return
-    by = " by the model's name" if expected.is_guess else ""
-    source = f"{expected.parameters / 1e9:.2f} billion parameters{by}"
-    named = (
-        ("weights", expected.weights_bytes),
-        ("gradients", expected.gradients_bytes),
-        ("Adam's state", expected.optimizer_bytes),
-    )
-    for owner, size in named:
-        if size:
-            yield BalanceEntry(owner, size, source, is_expected=True)
+    for line in balance.expected.lines if balance.expected else ():
+        yield BalanceEntry(line.use, line.bytes, line.reason, is_expected=True)
 
 
 def host_entries(evidence: CollectedEvidence) -> list[BalanceEntry]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from rljob_api.memory_failure import GpuProcess, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget import Setup
 from rljob_memory.evidence.activity import activity_of
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.figures import Measure
@@ -121,6 +122,9 @@ class CollectedEvidence:
 
     plan: MemoryPlan | None = None
     """The memory plan that it failed under."""
+
+    setup: Setup | None = None
+    """The work, the model and the machine that the plan was made for."""
 
     engines_apart: bool = False
     """True if policy and engines have GPUs of their own (`topology: Disaggregated`)."""

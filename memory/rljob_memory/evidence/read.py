@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rljob_api.memory_failure import FailureKind, MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
+from rljob_memory.budget import setup_of_facts
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.log_reader import LogReader
@@ -203,6 +204,7 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
                 builder.is_of_rljob = True
                 _add_plan(builder, value)
                 if isinstance(facts := value.get("plan_facts"), Mapping):
+                    builder.setup = setup_of_facts(facts)
                     builder.engines_apart = facts.get("topology") == "Disaggregated"
                 if (started := finite_seconds(value.get("started_at"))) is not None:
                     builder.add_restart(started)

@@ -2,8 +2,9 @@
 
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
+from rljob_memory.recovery.effects import observed, role_that_shows
 from rljob_memory.recovery.failure import Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
-from rljob_memory.recovery.families import CHANGEABLE_SETTINGS, observed, role_that_shows
+from rljob_memory.recovery.remedies import CHANGEABLE_SETTINGS
 from rljob_memory.recovery.respond import prevent, respond
 from rljob_memory.recovery.state import RecoveryState
 

@@ -11,6 +11,7 @@ from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, Role
 from rljob_api.step_report import Evidence
 from rljob_memory.budget import Phase as BudgetPhase
 from rljob_memory.budget import Place, Pod, Setup, budget
+from rljob_memory.budget.host import FEWEST_COPIES, host_holds
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.state import RecoveryState
@@ -148,17 +149,40 @@ class Case:
         is_apart = self.setup is not None and not self.setup.work.is_colocated
         return "rollout" if self.role == "rollout" and is_apart else "policy"
 
-    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase, place: Place | None = None) -> int | None:
-        """Memory of the policy's GPU or pod in `phase` that the plan needs less with the settings in `changed`: the
-        difference of two budgets, negative if it needs more; None without a setup.
+    def freed_bytes(self, setting: str, value: object, phase: BudgetPhase, place: Place | None = None) -> int | None:
+        """Memory in `phase` that the plan needs less with another value: the difference of two budgets, negative if it
+        needs more; None without a setup.
 
-        `place`: None for that of models and activations.
+        `place`: None for the memory that ran out, in the pod that failed.
         """
         if self.setup is None:
             return None
-        place = place or ("gpu" if self.on_gpu else "host")
-        before, after = (budget(self.setup, plan) for plan in (self.plan, self.plan.model_copy(update=changed)))
-        return before.total(place, phase) - after.total(place, phase)
+        place = place or self.place
+        plans = (self.plan, self.plan.model_copy(update={setting: value}))
+        before, after = (budget(_grown(self.setup, plan), plan).total(place, phase, pod=self.pod) for plan in plans)
+        return before - after
+
+    def has_room_for(self, setting: str, value: object, phase: BudgetPhase) -> bool:
+        """True if the GPU, or the host, has room for the memory that another value moves there from the other one."""
+        if self.setup is None:
+            return True
+        plans = self.plan, self.plan.model_copy(update={setting: value})
+        place: Place = "host" if self.place == "gpu" else "gpu"
+        before, after = (budget(self.setup, plan, FEWEST_COPIES).total(place, phase) for plan in plans)
+        if after <= before:
+            return True
+        return host_holds(self.setup, plans[1]) if place == "host" else after - before <= (self.device_free_bytes or 0)
+
+    @property
+    def place(self) -> Place:
+        """The memory that ran out."""
+        if self.failure_class is FailureClass.SHARED_MEMORY:
+            return "shm"
+        return "gpu" if self.on_gpu and self.failure_class is not FailureClass.HOST_MEMORY else "host"
+
+    def has_changed(self, setting: str) -> bool:
+        """True if a change of `setting` has answered a failure."""
+        return any(change.remedy.setting == setting and not change.preventive for change in self.state.changes)
 
     def number(self, *names: str) -> int | None:
         """The number of the diagnosis with the first of these names that it has; bytes, or a count."""
@@ -186,6 +210,20 @@ class Case:
         return self.on_gpu and (self.setup is None or self.setup.work.is_colocated)
 
     @property
+    def on_policys_gpu(self) -> bool:
+        """True if a GPU of the policy ran out."""
+        return self.on_gpu and (self.role == "policy" or self.shares_gpu)
+
+    @property
+    def of_a_shared_policy(self) -> bool:
+        """True if the policy failed, on a GPU that an engine uses too."""
+        return self.shares_gpu and self.role == "policy"
+
+    @property
+    def in_optimizer_step(self) -> bool:
+        return self.diagnosis.class_name == FailureClass.OPTIMIZER_STATE
+
+    @property
     def in_update(self) -> bool:
         """True if the policy was, or may have been, in a pass through the model: another trainer reports no phase."""
         not_reported = self.phase is None and (self.setup is None or self.is_preventive)
@@ -203,3 +241,12 @@ class Case:
         """True if an engine may have held its KV cache at the failure, so that a smaller one would have left more. An
         engine that sleeps in the update gets it back when it has received its weights."""
         return self.role == "rollout" or self.phase not in ("update", "sync") or self.plan.rollout_sleep_level == 0
+
+
+def _grown(setup: Setup, plan: MemoryPlan) -> Setup:
+    """The setup with the ranks of `plan`, which a policy may not have reached yet. It grows by pods like its first."""
+    if plan.policy_gpus is None:
+        return setup
+    work = setup.work
+    pods = max(work.policy_pods * plan.policy_gpus // work.policy_ranks, 1)
+    return setup.with_work(policy_ranks=plan.policy_gpus, policy_pods=pods)

@@ -12,19 +12,14 @@ from rljob_api.memory_profile import ProfileChange
 from rljob_api.plan_change import PlanChange, RemedyStatus
 from rljob_api.quantity import quantity_value
 from rljob_memory.budget import Setup
-from rljob_memory.hardware import Hardware
-from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan_settings import name_of, text_of
-from rljob_memory.workload import Workload
+from rljob_memory.recovery.state import SET_ON_PODS
 
 PlanFacts = dict[str, Any]
 """Machine, model and work that a plan is computed from: JSON values by name."""
 
 _SAME = 0.05
 """Machines of one type differ by less than this part of their memory."""
-
-_OF_PODS = ("host_memory_bytes", "controller_host_memory_bytes", "shared_memory_bytes", "excluded_nodes", "policy_gpus")
-
 
 _OF_NO_SIZE = frozenset({"shared_memory_bytes", "kept_checkpoints", "caches_model", "caches_compiled_code"})
 """Facts that change no size of a plan."""
@@ -34,17 +29,6 @@ def plan_facts(setup: Setup) -> PlanFacts:
     """The facts that change a size of the plan."""
     facts = asdict(setup.hardware) | asdict(setup.model) | asdict(setup.work)
     return {name: value for name, value in facts.items() if name not in _OF_NO_SIZE}
-
-
-def setup_of_facts(facts: PlanFacts) -> Setup | None:
-    """The setup that had these facts; None if they are of another version."""
-    parts: tuple[type[Any], ...] = (Workload, ModelShape, Hardware)
-    try:
-        return Setup(
-            *(part(**{name: facts[name] for name in part.__dataclass_fields__ if name in facts}) for part in parts)
-        )
-    except TypeError:
-        return None
 
 
 def differing_facts(then: PlanFacts, now: PlanFacts) -> list[str]:
@@ -65,7 +49,7 @@ def rederived(plan: MemoryPlan, changes: Sequence[PlanChange | ProfileChange], f
     Settings in `changes` are limited by those of `plan`; settings of pods are those of `plan`. The generation is the
     next one, unless the result has the same values as `plan`.
     """
-    of_pods = {setting: getattr(plan, setting) for setting in _OF_PODS}
+    of_pods = {setting: getattr(plan, setting) for setting in SET_ON_PODS}
     limited = within_limits(fresh, plan, changes)
     derived = limited.model_copy(update=of_pods | {"generation": plan.generation})
     return plan if derived == plan else derived.model_copy(update={"generation": plan.generation + 1})

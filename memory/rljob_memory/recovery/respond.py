@@ -17,20 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Role
 from rljob_api.roles import LoraSpec
 from rljob_api.step_report import Evidence, MemoryPressure
-from rljob_memory.budget import Setup, budget
+from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.model_shape import with_adapters
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
-from rljob_memory.recovery.families.policy_gpu_memory import OPTIMIZER_OFFLOAD
-from rljob_memory.recovery.families.processes_and_gpus import FRESH_ENGINES, POLICY_GPUS
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
-from rljob_memory.recovery.state import RecoveryState, counts
+from rljob_memory.recovery.remedies import POLICY_GPUS
+from rljob_memory.recovery.state import ENGINE_PROCESSES, RecoveryState, counts
+from rljob_memory.workload import MOMENT_BYTES
 
 MOST_CHANGES_WITHOUT_PROGRESS = 10
 """More changes in a row, without a committed step between them, are a loop, however large the budget is."""
@@ -79,7 +78,8 @@ def prevent(
         dead=frozenset(),
         is_preventive=True,
     )
-    cheap = [rung for rung in ladder_of(case).reachable if rung.level == "Live" or rung.family is FRESH_ENGINES]
+    reachable = ladder_of(case).reachable
+    cheap = [rung for rung in reachable if rung.level == "Live" or rung.remedy.setting == ENGINE_PROCESSES]
     if not cheap:
         return None
     return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time), constraints)
@@ -145,7 +145,7 @@ def _change(
         if ladder.reachable:
             return _changed(case, best(ladder.reachable, case.need_bytes), place, constraints)
         if ladder.rungs and constraints.is_supervised:
-            why = f"{ladder.rungs[0].family.name} would help, but this process cannot make that change"
+            why = f"{ladder.rungs[0].remedy.name} would help, but this process cannot make that change"
             return _give_up(GiveUpReason.LEFT_TO_SUPERVISOR, why, case)
         if ladder.pinned and case.failure_class in _ONLY_OWN_REMEDY:
             break
@@ -227,8 +227,9 @@ def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | Non
 
 def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) -> Changed:
     assert rung.level is not None, "only a change that the caller can carry out is chosen"
-    family = rung.family
-    plan = _plan_with(case.plan, {family.setting: rung.change.value} if family.of_the_plan else {})
+    remedy = rung.remedy
+    changed = {remedy.setting: rung.value} if remedy.of_the_plan else {}
+    plan = case.plan.model_copy(update={**changed, "generation": case.plan.generation + 1})
     change = PlanChange(
         generation=plan.generation,
         time=place.time,
@@ -239,10 +240,10 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
         rank=place.rank,
         diagnosis=case.diagnosis,
         remedy=RemedyStatus(
-            setting=family.name,
-            before=family.text_before(rung.change, case.plan),
-            after=family.text_of(rung.change.value),
-            expected_bytes=rung.change.expected_bytes,
+            setting=remedy.name,
+            before=remedy.text_of(remedy.value_before(case)),
+            after=remedy.text_of(rung.value),
+            expected_bytes=rung.expected_bytes,
         ),
         level=rung.level,
         preventive=case.is_preventive,
@@ -254,20 +255,14 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
     return Changed(change, plan, state, rung.renew, message)
 
 
-def _plan_with(plan: MemoryPlan, changed: dict[str, object]) -> MemoryPlan:
-    return plan.model_copy(update={**changed, "generation": plan.generation + 1})
-
-
 # Advice when recovery gives up: settings of this job, and those that only another job can have. Pure.
 
 _MOMENTS, _ADAPTERS = "policy.optimizer.moments: bfloat16", "policy.lora"
-
 _HELPING = {
     FailureClass.ACTIVATION_SPIKE: (_MOMENTS, _ADAPTERS),
     FailureClass.MODEL_WEIGHTS: (_ADAPTERS,),
     FailureClass.OPTIMIZER_STATE: (_MOMENTS, _ADAPTERS),
 }
-_BFLOAT16_BYTES = 2
 _SMALLEST_PART = 50
 """A saving of less than this part of a GPU is not worth another job."""
 
@@ -277,28 +272,21 @@ def _own_advice(case: Case) -> str:
     of_class = case.failure_class.own_advice
     if case.failure_class is not FailureClass.OPTIMIZER_STATE or case.setup is None:
         return of_class
-    return of_class if OPTIMIZER_OFFLOAD.next_change(case) else messages.MORE_POLICY_GPUS
+    offers = {rung.remedy.setting for rung in ladder_of(case).rungs}
+    return of_class if "optimizer_offload" in offers else messages.MORE_POLICY_GPUS
 
 
 def _smaller_job_advice(case: Case) -> str:
-    """Message with the bytes that each setting would save; empty if none would help, or if it is not known.
-
-    Settings that save less than the failure lacked are not named.
-    """
+    """Message with the bytes of one GPU that each setting would save at the end of an update; empty if none would
+    save as much as the failure lacked, or if that is not known."""
     setup = case.setup
     if setup is None or not case.on_gpu or not (case.role == "policy" or case.shares_gpu):
         return ""
-    least = max(setup.hardware.device_memory_bytes // _SMALLEST_PART, case.need_bytes or 0)
-    saved = _savings(setup, case.plan)
-    helping = [(setting, saved[setting]) for setting in _HELPING.get(case.failure_class, ()) if saved[setting] >= least]
-    return messages.smaller_job_message(helping) if helping else ""
-
-
-def _savings(setup: Setup, plan: MemoryPlan) -> dict[str, int]:
-    """Bytes of one GPU by setting, at the end of an update. A state in host memory takes none of it."""
-    smaller = {_MOMENTS: setup.with_work(moment_bytes=min(setup.work.moment_bytes, _BFLOAT16_BYTES))}
+    smaller = {_MOMENTS: setup.with_work(moment_bytes=min(setup.work.moment_bytes, MOMENT_BYTES["bfloat16"]))}
     if not setup.model.adapter_parameters:
         smaller[_ADAPTERS] = replace(setup, model=with_adapters(setup.model, LoraSpec().rank))
-    needed = budget(setup, plan).total("gpu", "optimizer")
-    saved = {setting: needed - budget(other, plan).total("gpu", "optimizer") for setting, other in smaller.items()}
-    return dict.fromkeys((_MOMENTS, _ADAPTERS), 0) | saved
+    least = max(setup.hardware.device_memory_bytes // _SMALLEST_PART, case.need_bytes or 0)
+    needed = budget(setup, case.plan).total("gpu", "optimizer")
+    saved = {setting: needed - budget(job, case.plan).total("gpu", "optimizer") for setting, job in smaller.items()}
+    helping = [(each, saved[each]) for each in _HELPING.get(case.failure_class, ()) if saved.get(each, 0) >= least]
+    return messages.smaller_job_message(helping) if helping else ""

@@ -24,7 +24,7 @@ POLICY_GPUS = "policyGpus"
 STEPS_THAT_FORGIVE = 10
 """Committed steps, or half of the steps that remained if that is fewer, that give one adjustment or restart back."""
 
-_SET_ON_PODS: dict[str, Any] = {
+SET_ON_PODS: dict[str, Any] = {
     "host_memory_bytes": None,
     "controller_host_memory_bytes": None,
     "shared_memory_bytes": None,
@@ -137,7 +137,7 @@ class RecoveryState:
             new = {change.generation: change for change in changes if known < change.generation <= plan.generation}
             for generation in sorted(new):
                 merged = replace(merged, committed_step=new[generation].step - 1).with_change(new[generation], None)
-            of_pods = {name: getattr(self.plan, name, first) for name, first in _SET_ON_PODS.items() if decides_pods}
+            of_pods = {name: getattr(self.plan, name, first) for name, first in SET_ON_PODS.items() if decides_pods}
             merged = replace(merged, plan=plan.model_copy(update=of_pods), committed_step=self.committed_step)
         reported = {(change.generation, change.remedy.setting): change for change in changes}
         learned = (

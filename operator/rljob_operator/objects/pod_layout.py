@@ -9,7 +9,8 @@ from rljob_api.job import RLJobSpec
 from rljob_api.quantity import byte_quantity, quantity_bytes
 from rljob_api.status import Role
 from rljob_api.topology import WorkerPods, worker_pods
-from rljob_memory.budget import Budget
+from rljob_memory.budget import Budget, Pod
+from rljob_memory.budget.host import processes_bytes
 from rljob_memory.hardware import DeviceKind
 from rljob_memory.model_shape import compute_bytes, shape_in_uri
 from rljob_memory.pod_memory import (
@@ -20,6 +21,7 @@ from rljob_memory.pod_memory import (
     request_bytes,
     resources_in,
 )
+from rljob_memory.workload import workload_of
 from rljob_operator.names import controller_pod_name, worker_pod_name
 
 
@@ -97,9 +99,13 @@ def predict_memory(spec: RLJobSpec) -> Budget | None:
     """Return the prediction; None for another trainer, and for a model whose size is not in its URI."""
     if spec.trainer is not None:
         return None
-    device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
+    device = _device(spec)
     shape = shape_in_uri(spec, compute_bytes(spec, device))
     return None if shape is None else predicted_budget(spec, shape, device)
+
+
+def _device(spec: RLJobSpec) -> DeviceKind:
+    return "cuda" if spec.policy.gpus_per_replica else "cpu"
 
 
 def _host_bytes(prediction: Budget | None, role: Role) -> int | None:
@@ -109,10 +115,12 @@ def _host_bytes(prediction: Budget | None, role: Role) -> int | None:
     return prediction.peak("host", pod=role)
 
 
-def predicted_request(prediction: Budget | None, role: Role) -> str | None:
-    """Return the memory request of a worker whose template has none; None if nothing is predicted."""
+def worker_request(prediction: Budget | None, spec: RLJobSpec, role: Pod) -> str:
+    """Return the memory request of a worker whose template has none: as predicted, or for its processes alone."""
     size_bytes = _host_bytes(prediction, role)
-    return None if size_bytes is None else byte_quantity(request_bytes(size_bytes))
+    if size_bytes is None:
+        size_bytes = processes_bytes(workload_of(spec), _device(spec), role)
+    return byte_quantity(request_bytes(size_bytes))
 
 
 def predicted_limit_bytes(spec: RLJobSpec, role: Role) -> int | None:

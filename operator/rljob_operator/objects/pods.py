@@ -18,7 +18,7 @@ from rljob_memory.next_plan import adapter_changes
 from rljob_memory.plan_settings import name_of
 from rljob_operator import labels, names
 from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, object_metadata, pod_labels
-from rljob_operator.objects.pod_layout import predicted_request
+from rljob_operator.objects.pod_layout import worker_request
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
 from rljob_operator.objects.supporting_objects import (
     RAY_PORT,
@@ -35,7 +35,6 @@ Variables = list[dict[str, Any]]
 _CONTROLLER_REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 """Ray's head without its object store, and one process without torch."""
 _CPUS_PER_GPU = 1
-_MEMORY_GIB_PER_GPU = 4
 """Memory request of a worker if the size of the model is not known, in GiB."""
 
 RESTART_ALL_CONTAINERS = "RestartAllContainers"
@@ -98,7 +97,7 @@ def at_index(pod: Manifest, index: int, name: str) -> Manifest:
 def _worker_resources(attempt: JobAttempt, group: WorkerPods) -> dict[str, Any]:
     """Return the requests, and the limit of GPUs. The memory limit depends on the template."""
     ranks = max(group.gpus, 1)
-    memory = predicted_request(attempt.prediction, group.role) or f"{_MEMORY_GIB_PER_GPU * ranks}Gi"
+    memory = worker_request(attempt.prediction, attempt.spec, group.role)
     requests = {"cpu": str(_CPUS_PER_GPU * ranks), "memory": memory}
     if not group.gpus:
         return {"requests": requests}

@@ -10,8 +10,16 @@ import pytest
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.quantity import quantity_bytes
 from rljob_memory.budget import Budget, Copies, Setup, budget, copies_with_room
-from rljob_memory.budget.host import USABLE_HOST_SHARE, checkpoint_bytes, loading_bytes
+from rljob_memory.budget.host import (
+    USABLE_HOST_SHARE,
+    beside_the_object_store_bytes,
+    checkpoint_bytes,
+    loading_bytes,
+    object_store_bytes,
+    object_store_room,
+)
 from rljob_memory.hardware import ASSUMED, DeviceKind, Hardware
 from rljob_memory.model_shape import (
     _KNOWN,
@@ -213,6 +221,18 @@ def test_processes_of_an_engine_share_its_weights_and_need_dev_shm() -> None:
         for size in (1, 4)
     )
     assert together - alone == 8 * (64 + 24) * MIB, "of the rollout pod"
+
+
+@pytest.mark.parametrize(("gpus", "bucket"), [(0, "4Gi"), (0, "64Mi"), (8, "1Gi")])
+def test_a_pod_of_the_predicted_size_has_room_for_the_object_store(gpus: int, bucket: str) -> None:
+    rollout = {"tensorParallelSize": 4} if gpus else {}
+    job = spec(policy={"gpusPerReplica": gpus}, rollout=rollout, memory={"syncBucketSize": bucket})
+    device: DeviceKind = "cuda" if gpus else "cpu"
+    size_bytes = shared_memory_bytes(predicted_budget(job, EIGHT_B, device))
+    beside = beside_the_object_store_bytes(workload_of(job), device, "policy")
+    needed = object_store_bytes(quantity_bytes(bucket), device)
+    assert needed <= object_store_room(size_bytes, beside) <= needed + MIB
+    assert object_store_room(size_bytes // 2, beside) < needed
 
 
 def test_the_prediction_covers_a_recorded_run_and_is_not_far_off() -> None:

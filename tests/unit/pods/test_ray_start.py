@@ -33,7 +33,7 @@ def test_the_head_has_the_documented_ports_and_no_resources_for_roles(monkeypatc
     head = options(head_command(pod_ip="10.0.0.1", port=6379, first_port=PORT))
     assert (head["num-cpus"], head["num-gpus"]) == ("0", "0")
     assert "resources" not in head
-    assert int(head["object-store-memory"]) == 800 << 20, "room is left in shared memory"
+    assert int(head["object-store-memory"]) == (1000 << 20) - (1000 << 20) // 17, "room is left in shared memory"
     ports = {name: int(value) for name, value in head.items() if name.endswith("port")}
     rows = re.findall(r"^\| (\d{4}[^|]*)\|", (ROOT / "docs" / "trainer-in-pods.md").read_text(), re.M)
     assert set(ports.values()) == {int(port) for row in rows for port in re.findall(r"\d{4}", row)}
@@ -42,11 +42,19 @@ def test_the_head_has_the_documented_ports_and_no_resources_for_roles(monkeypatc
     assert not set(ports.values()) & set(of_workers)
 
 
-def test_a_worker_is_found_by_its_own_resource() -> None:
+def test_a_worker_is_found_by_its_own_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000 << 20))
     command = worker_command(
-        head="10.0.0.1:6379", pod_ip="10.0.0.2", first_port=PORT, cpus=4, gpus=2, resource="worker-3"
+        head="10.0.0.1:6379",
+        pod_ip="10.0.0.2",
+        first_port=PORT,
+        cpus=4,
+        gpus=2,
+        resource="worker-3",
+        shared_by_others_bytes=300 << 20,
     )
     worker = options(command)
+    assert int(worker["object-store-memory"]) == (700 << 20) - (700 << 20) // 17
     assert worker["resources"] == '{"worker-3": 1}'
     assert (worker["address"], worker["num-cpus"], worker["num-gpus"]) == ("10.0.0.1:6379", "4", "2")
     assert (endpoint("10.0.0.1", 6379), endpoint("fd00::1", 6379)) == ("10.0.0.1:6379", "[fd00::1]:6379")

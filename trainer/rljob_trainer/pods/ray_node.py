@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from rljob_client.errors import RunError
+from rljob_memory.budget.host import object_store_room
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Bundle
 from rljob_trainer.roles.ray_driver import (
@@ -38,8 +39,6 @@ _ENVIRONMENT = RAY_ENVIRONMENT | {
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_RECONNECT_SECONDS),
 }
 _SHARED_MEMORY = "/dev/shm"
-_SHARE_OF_SHARED_MEMORY = 0.8
-"""The rest is left for gloo, NCCL and torch."""
 _LOGICAL_MEMORY_BYTES = 1 << 30
 _WORKER_PORTS = 200
 _LEAVE_SECONDS = 5.0
@@ -74,6 +73,7 @@ def endpoint(ip: str, port: int) -> str:
 def head_command(*, pod_ip: str, port: int, first_port: int) -> list[str]:
     """`ray start` for the head. It offers no CPU and no GPU, so that no role runs in the controller's pod."""
     return _start(
+        0,
         {
             "head": True,
             "port": port,
@@ -83,13 +83,17 @@ def head_command(*, pod_ip: str, port: int, first_port: int) -> list[str]:
             "include-dashboard": "false",
             "no-monitor": True,
             **ports(first_port),
-        }
+        },
     )
 
 
-def worker_command(*, head: str, pod_ip: str, first_port: int, cpus: int, gpus: int, resource: str) -> list[str]:
-    """`ray start` for a worker. `head`: address:port of the head. `resource`: a resource that only this worker has."""
+def worker_command(
+    *, head: str, pod_ip: str, first_port: int, cpus: int, gpus: int, resource: str, shared_by_others_bytes: int
+) -> list[str]:
+    """`ray start` for a worker. `head`: address:port of the head. `resource`: a resource that only this worker has.
+    `shared_by_others_bytes`: of /dev/shm, for NCCL and vLLM."""
     return _start(
+        shared_by_others_bytes,
         {
             "address": head,
             "node-ip-address": pod_ip,
@@ -97,7 +101,7 @@ def worker_command(*, head: str, pod_ip: str, first_port: int, cpus: int, gpus: 
             "num-gpus": gpus,
             "resources": json.dumps({resource: 1}),
             **ports(first_port),
-        }
+        },
     )
 
 
@@ -153,11 +157,11 @@ def require_started(exit_code: int, log: Path) -> None:
         raise failure(f"Ray did not start (exit code {exit_code}): {''.join(last)} (full log: {log})")
 
 
-def _start(options: Mapping[str, Any]) -> list[str]:
+def _start(shared_by_others_bytes: int, options: Mapping[str, Any]) -> list[str]:
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     common = {
         # A capacity: memory is used as it is filled.
-        "object-store-memory": int(free_bytes * _SHARE_OF_SHARED_MEMORY),
+        "object-store-memory": object_store_room(free_bytes, shared_by_others_bytes),
         # Ray would subtract the capacity from the pod's memory, and refuse to start. No role requests memory.
         "memory": _LOGICAL_MEMORY_BYTES,
         # Local, also if the default of a worker would be that of the head.

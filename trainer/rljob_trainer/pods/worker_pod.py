@@ -20,6 +20,8 @@ from rljob_api.status import Role
 from rljob_api.termination_message import TerminationMessage
 from rljob_api.topology import worker_pods
 from rljob_client.errors import RunError
+from rljob_memory.budget.host import beside_the_object_store_bytes
+from rljob_memory.workload import workload_of
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.models.resolve import resolve_model
@@ -140,14 +142,19 @@ def _reach(address: Address) -> Address:
 
 
 def _start_ray(environment: WorkerEnvironment, job: RLJob, head: Address) -> None:
-    log = environment.run_dir / "ray-start.log"
+    log, machine = environment.run_dir / "ray-start.log", this_machine()
     command = ray_node.worker_command(
         head=ray_node.endpoint(*head),
         pod_ip=environment.pod_ip,
         first_port=environment.ray_first_port,
         cpus=ray_cpus(job.spec, environment.role),
-        gpus=len(this_machine().gpu_memory_bytes),
+        gpus=len(machine.gpu_memory_bytes),
         resource=ray_node.worker_resource(environment.worker_number(job.spec)),
+        shared_by_others_bytes=beside_the_object_store_bytes(
+            workload_of(job.spec),
+            machine.choose_device("auto"),
+            "rollout" if environment.role == "rollout" else "policy",
+        ),
     )
     ray_node.require_started(ray_node.begin(command, log).wait(), log)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from rljob_api.memory_failure import DeviceMemory, FailureKind, GpuProcess
-from rljob_memory.diagnosis.balance import LARGEST_CONTEXT_BYTES, Balance, is_context
+from rljob_memory.budget.others import LARGEST_CONTEXT_BYTES
+from rljob_memory.diagnosis.balance import Balance, is_context
 from rljob_memory.diagnosis.causes.finding import Finding, Weight
 from rljob_memory.sizes import GIB, human_bytes
 
@@ -66,7 +67,7 @@ def _outside_torch(balance: Balance) -> Finding | None:
     if foreign - balance.contexts_bytes < balance.contexts_bytes:
         return None
     share = balance.share(foreign)
-    weight = Weight.STRONG if share >= _MUCH else Weight.POSSIBLE
+    weight = Weight.STRONG if share >= _MUCH or balance.others_exceed_the_budget else Weight.POSSIBLE
     excess = foreign
     if _started_together(device):
         weight = Weight.FAINT

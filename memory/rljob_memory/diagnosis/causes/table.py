@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rljob_memory.diagnosis.balance import LARGE_SHARE, Balance, is_context
+from rljob_memory.diagnosis.balance import Balance, is_context
 from rljob_memory.diagnosis.causes.engine import FREED_NOTHING_BYTES, engine_not_asleep, kv_cache_oversized
 from rljob_memory.diagnosis.causes.finding import Finding, Weight
 from rljob_memory.diagnosis.causes.host import host_memory, shared_memory
@@ -88,10 +88,8 @@ def _most_of_the_last_request(balance: Balance) -> Weight:
     device = balance.device
     if device is None or not device.total_bytes:
         return most
-    for item in balance.unexpected:
-        is_all = item.failure_class is not FailureClass.FRAGMENTATION and item.size_bytes >= balance.missing_bytes
-        if is_all and item.share >= LARGE_SHARE:
-            most = min(most, Weight.POSSIBLE)
+    if any(item.explains for item in balance.unexpected):
+        most = min(most, Weight.POSSIBLE)
     if balance.foreign_bytes() > (device.allocated_bytes or device.process_bytes or 0):
         most = min(most, Weight.FAINT)
     return most

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_memory.budget import Budget, Owner, Phase, Setup, budget
+from rljob_memory.budget import Budget, Owner, Phase, Setup, budget, setup_of_facts
 from rljob_memory.budget.gpu import evenly_filled
-from rljob_memory.recovery.other_machine import setup_of_facts
 
 Row = dict[str, Any]
 """A row of a result."""

@@ -9,6 +9,7 @@ classes that are diagnosed as well (`also`) or `not`, and parts of a `message`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from rljob_api.memory_failure import Activity
 from rljob_api.plan_change import Role
+from rljob_memory.budget import Setup, budget, setup_of_facts
 from rljob_memory.diagnosis import (
     Balance,
     BalanceEntry,
@@ -27,16 +29,18 @@ from rljob_memory.diagnosis import (
     gpu_entries,
     host_entries,
 )
-from rljob_memory.diagnosis.balance import expected_memory
+from rljob_memory.diagnosis.expected import expected_of
 from rljob_memory.evidence import CollectedEvidence, Failure, FailureKind
 from rljob_memory.evidence.collected import EngineRecord, MemorySeries
 from rljob_memory.evidence.failure import DeviceMemory, GpuProcess
 from rljob_memory.evidence.model_facts import ModelFacts
+from rljob_memory.recovery.other_machine import plan_facts
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.trend import past_growth
 from rljob_testing.memory_plans import memory_plan
 from tests.unit.memory.diagnosis.recorded import evidence_of, in_bytes, json_lines
+from tests.unit.memory.recovery.failures import FIRST_PLAN, SETUP
 
 BESIDE = DeviceMemory(
     requested_bytes=2 * GIB,
@@ -181,12 +185,86 @@ def test_the_name_of_a_model_is_a_guess() -> None:
 
 def test_trained_parameters_are_all_unless_a_name_has_many_more() -> None:
     for name in (None, 7_000_000_000):
-        expected = expected_memory(ModelFacts(trained_parameters=PARAMETERS, parameters_of_name=name))
+        expected = expected_of(ModelFacts(trained_parameters=PARAMETERS, parameters_of_name=name))
         assert expected is not None
         assert (expected.parameters, expected.is_guess) == (PARAMETERS, False)
-    adapters = expected_memory(ModelFacts(trained_parameters=20_000_000, parameters_of_name=7_000_000_000))
+    adapters = expected_of(ModelFacts(trained_parameters=20_000_000, parameters_of_name=7_000_000_000))
     assert adapters is not None
     assert (adapters.parameters, adapters.optimizer_bytes, adapters.is_guess) == (7_000_000_000, 160_000_000, True)
+
+
+# --- the budget of the job ---
+
+SMALL_GPU = replace(SETUP, hardware=replace(SETUP.hardware, device_memory_bytes=40 * GIB))
+BUDGET = budget(SMALL_GPU, FIRST_PLAN).of("gpu")
+UPDATE_BYTES = BUDGET.in_torch("policy", "update")
+SLEEPING_BYTES = BUDGET.bytes_of("sleeping engine", "gpu")
+
+
+def within_its_budget(others_bytes: int, setup: Setup | None = SMALL_GPU) -> CollectedEvidence:
+    """A policy in a backward pass, and other processes that hold so much of its GPU; 2 GiB more than is free."""
+    process_bytes = UPDATE_BYTES + GIB
+    free_bytes = 40 * GIB - process_bytes - others_bytes
+    device = DeviceMemory(
+        requested_bytes=free_bytes + 2 * GIB,
+        total_bytes=40 * GIB,
+        free_bytes=free_bytes,
+        allocated_bytes=UPDATE_BYTES,
+        cached_bytes=0,
+        process_bytes=process_bytes,
+    )
+    evidence = failing(device, role="policy", plan=FIRST_PLAN, setup=setup, is_of_rljob=True)
+    assert evidence.failure is not None
+    return replace(evidence, failure=evidence.failure.changed(phase="update"))
+
+
+def test_tensors_of_a_job_are_expected_by_its_budget() -> None:
+    expected = {
+        entry.owner: entry.size_bytes for entry in entries_of(within_its_budget(SLEEPING_BYTES)) if entry.is_expected
+    }
+    assert sum(expected.values()) == UPDATE_BYTES
+    assert expected["moments"] == 8 * SETUP.model.parameters
+    assert {"weights", "masters", "gradients", "activations", "logits"} <= expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "setup", "cause"),
+    [
+        (0, SMALL_GPU, FailureClass.ACTIVATION_SPIKE),
+        (4 * GIB, SMALL_GPU, FailureClass.FOREIGN_PROCESS),
+        (4 * GIB, None, FailureClass.ACTIVATION_SPIKE),
+    ],
+)
+def test_the_excess_over_the_budget_names_the_class(more_bytes: int, setup: Setup | None, cause: FailureClass) -> None:
+    """An excess that is less than a quarter of the GPU shows nothing without a budget."""
+    assert diagnose(within_its_budget(SLEEPING_BYTES + more_bytes, setup))[0].failure_class is cause
+
+
+def test_an_engine_that_stays_awake_by_the_plan_is_expected() -> None:
+    plan = FIRST_PLAN.model_copy(update={"rollout_sleep": "Disabled"})
+    lines = budget(SETUP, plan).uses("gpu", "update")
+    engine_bytes = sum(line.bytes for line in lines if line.owner == "engine")
+    for more_bytes, unexpected_bytes in ((0, 0), (20 * GIB, 20 * GIB)):
+        device = BESIDE.model_copy(
+            update={
+                "total_bytes": 140 * GIB,
+                "process_bytes": 138 * GIB - engine_bytes - more_bytes,
+                "allocated_bytes": 137 * GIB - engine_bytes - more_bytes,
+                "free_bytes": GIB,
+            }
+        )
+        evidence = failing(device, role="policy", plan=plan, setup=SETUP)
+        assert evidence.failure is not None
+        balance = Balance(evidence.failure.changed(phase="update"), evidence)
+        found = {item.failure_class: item.size_bytes for item in balance.unexpected}
+        assert found.get(FailureClass.FOREIGN_PROCESS, 0) == pytest.approx(unexpected_bytes, abs=GIB)
+
+
+@pytest.mark.parametrize("damage", [{"layers": 0}, {"moment_bytes": math.nan}, {"topology": 7}, {"hidden": "wide"}])
+def test_damaged_facts_are_no_setup(damage: dict[str, Any]) -> None:
+    facts = plan_facts(SETUP)
+    assert setup_of_facts(facts) == replace(SETUP, hardware=replace(SETUP.hardware, shared_memory_bytes=0))
+    assert setup_of_facts(facts | damage) is None
 
 
 # --- classes, from evidence that no single message contains ---

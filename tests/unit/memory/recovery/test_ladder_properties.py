@@ -12,7 +12,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import Evidence
-from rljob_memory.budget import Setup
+from rljob_memory.budget import PHASES, Place, Setup, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
@@ -20,8 +20,8 @@ from rljob_memory.plan_settings import is_pinned
 from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState
 from rljob_memory.recovery.constraints import LEVELS, PolicyGrowth
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.families import FAMILIES
-from rljob_memory.recovery.ladder import families_for, ladder_of
+from rljob_memory.recovery.ladder import ladder_of
+from rljob_memory.recovery.remedies import REMEDIES, remedies_for
 from rljob_memory.recovery.state import NOT_OF_THE_PLAN, counts
 from rljob_memory.sizes import MIB
 from rljob_memory.workload import Workload
@@ -172,9 +172,9 @@ def test_a_change_sets_one_unpinned_setting_and_the_generation(
     assert MemoryPlan.model_validate(decision.plan.model_dump()) == decision.plan, "it is a valid plan"
     assert decision.change.level in bounds.levels
     assert (decision.change.level == "Live") == (not decision.renew)
-    of_the_trainer = {family.name for family in FAMILIES if family.owner is not None}
+    of_the_trainer = {remedy.name for remedy in REMEDIES if remedy.owner is not None}
     assert bounds.supported_settings is None or decision.change.remedy.setting in bounds.supported_settings | (
-        {family.name for family in FAMILIES} - of_the_trainer
+        {remedy.name for remedy in REMEDIES} - of_the_trainer
     )
 
 
@@ -184,12 +184,35 @@ def test_the_cause_is_answered_before_anything_else(plan: MemoryPlan, bounds: Co
     cause = evidence.diagnoses[0]
     failure_class = FailureClass(cause.class_name)
     decision = answer(evidence, plan, bounds)
-    acting = {family.name for family in families_for(failure_class)}
+    acting = {remedy.name for remedy in remedies_for(failure_class)}
     if isinstance(decision, Changed) and decision.change.remedy.setting not in acting:
         state, dead = RecoveryState(plan, 1_000), dead_after(evidence, bounds.setup)
         case = Case(failure_class, cause, evidence.role, evidence.phase, state, bounds, dead)
         assert not ladder_of(case).reachable, "it was passed over"
         assert not (ladder_of(case).rungs and bounds.is_supervised), "it is the supervisor's"
+
+
+@settings(deadline=None, max_examples=150)
+@given(plans, every_constraints, evidences)
+def test_a_change_frees_at_most_the_difference_of_two_budgets(
+    plan: MemoryPlan, bounds: Constraints, evidence: Evidence
+) -> None:
+    decision = answer(evidence, plan, bounds)
+    by_excess = {remedy.name for remedy in REMEDIES if remedy.excess or remedy.present}
+    if not isinstance(decision, Changed) or bounds.setup is None or decision.change.remedy.setting in by_excess:
+        return
+    if decision.plan.kv_cache_bytes > plan.kv_cache_bytes:
+        return
+    before, after = (budget(bounds.setup, each) for each in (plan, decision.plan))
+    pods, expected = list(before.pods()), decision.change.remedy.expected_bytes
+    freed = [
+        sum(before.total(place, phase, pod=pod) - after.total(place, phase, pod=pod) for pod in pods)
+        for place in get_args(Place)
+        for phase in PHASES
+    ]
+    is_on_gpu = bounds.setup.hardware.device == "cuda"
+    assert expected is None or 0 < expected <= max(freed)
+    assert expected is not None or not is_on_gpu
 
 
 @settings(deadline=None, max_examples=60)

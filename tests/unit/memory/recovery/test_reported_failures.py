@@ -17,9 +17,7 @@ from rljob_memory.budget import Setup
 from rljob_memory.diagnosis import FailureClass, diagnose, diagnosed, diagnosis_statuses
 from rljob_memory.evidence import evidence_of_run
 from rljob_memory.recovery import Changed, Constraints, GiveUpReason, RecoveryState, prevent
-from rljob_memory.recovery.families import FAMILIES
-from rljob_memory.recovery.family import Family
-from rljob_memory.recovery.ladder import families_for
+from rljob_memory.recovery.remedies import REMEDIES, Remedy, remedies_for
 from rljob_memory.sizes import GIB, MIB
 from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures, torch_message
 from tests.unit.memory.recovery.failures import (
@@ -90,8 +88,8 @@ def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, p
     evidence = failure(*diagnosis_statuses(diagnose(recorded_evidence(path))), role=role, phase=phase)
     given = constraints(IN_THE_OPERATOR, host_memory_limit_bytes=8 * GIB, recovery={"maxHostMemory": "64Gi"})
     plan = ALL_OFF.model_copy(update={"shared_memory_bytes": 64 * MIB})
-    acting = families_for(cause) or families_for(FailureClass.UNKNOWN)
-    assert change_after(evidence, plan, given).change.remedy.setting in {family.name for family in acting}
+    acting = remedies_for(cause) or remedies_for(FailureClass.UNKNOWN)
+    assert change_after(evidence, plan, given).change.remedy.setting in {remedy.name for remedy in acting}
 
 
 # --- changes before a failure ---
@@ -152,18 +150,17 @@ def rows_under(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def in_force_by(family: Family) -> str:
-    if family.level != "RespawnRole":
-        return IN_FORCE_BY[family.level]
-    return "new engines" if family.owner == "rollout" else "new policy processes"
+def in_force_by(remedy: Remedy) -> str:
+    if remedy.level != "RespawnRole":
+        return IN_FORCE_BY[remedy.level]
+    return "new engines" if remedy.owner == "rollout" else "new policy processes"
 
 
 def test_the_page_lists_every_class_setting_and_reason() -> None:
-    assert rows_under("class") == [
-        [f"`{cause}`", ", ".join(f"`{family.name}`" for family in families_for(cause))] for cause in FailureClass
-    ]
+    acting = {cause: dict.fromkeys(f"`{remedy.name}`" for remedy in remedies_for(cause)) for cause in FailureClass}
+    assert rows_under("class") == [[f"`{cause}`", ", ".join(names)] for cause, names in acting.items()]
     levels = {setting: by for setting, _, by in rows_under("setting")}
-    assert levels == {f"`{family.name}`": in_force_by(family) for family in FAMILIES}
+    assert levels == {f"`{remedy.name}`": in_force_by(remedy) for remedy in REMEDIES}
     documented = {reason.strip("`") for reason, _ in rows_under("reason")}
     of_pods = {GiveUpReason.BAD_INPUT, GiveUpReason.TRAINER_ERROR, GiveUpReason.POD_CANNOT_START}
     of_conditions = set(GiveUpReason) - {GiveUpReason.NOTHING_LEFT, GiveUpReason.LEFT_TO_SUPERVISOR}

@@ -1,61 +1,43 @@
-"""All families of remedies, by the resource that they free, and the measured effect of a change."""
+"""Effects of a change: the memory that it should free, and the memory that it has freed."""
 
 from __future__ import annotations
 
 from rljob_api.plan_change import PlanChange, Role
 from rljob_api.step_report import RankMemory
-from rljob_memory.recovery.families.engine_gpu_memory import KV_CACHE, ROLLOUT_SLEEP, SYNC_BUCKET, WEIGHT_EXPORT
-from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY, SHARED_MEMORY
-from rljob_memory.recovery.families.policy_gpu_memory import (
-    ACTIVATION_CHECKPOINTING,
-    DETACH_METRICS,
-    EMPTY_CACHE,
-    EXPANDABLE_SEGMENTS,
-    LOGPROB_CHUNK,
-    MICRO_BATCH,
-    OPTIMIZER_OFFLOAD,
-    POLICY_OFFLOAD,
+from rljob_memory.budget import budget
+from rljob_memory.recovery.failure import Case
+from rljob_memory.recovery.remedies import REMEDIES, Remedy
+
+
+def expected_bytes(case: Case, remedy: Remedy, value: object) -> int | None:
+    """Memory that `remedy` frees with `value`, or adds to a size that was too small; None if that is unknown.
+
+    It is the excess that the diagnosis names, else the difference of two budgets.
+    """
+    if remedy.excess is not None:
+        return remedy.excess(case)
+    before = remedy.value_before(case)
+    if remedy.setting.endswith("_bytes") and isinstance(before, int) and isinstance(value, int) and value > before:
+        return value - before
+    freed = case.freed_bytes(remedy.setting, value, remedy.phase)
+    return freed if freed is None else min(freed, _visible_bytes(case, remedy, value, freed))
+
+
+def _visible_bytes(case: Case, remedy: Remedy, value: object, freed: int) -> int:
+    """The most that can be seen of an effect if an update failed before its peak: the memory in use plus the failed
+    request, less the need after the change; but at least half of the request."""
+    allocated, requested = case.number("allocated_bytes"), case.number("requested_bytes")
+    of_the_update = case.on_gpu and case.in_micro_batch and remedy.owner == "policy" and remedy.phase == "update"
+    if case.setup is None or allocated is None or requested is None or not of_the_update:
+        return freed
+    needed = budget(case.setup, case.plan.model_copy(update={remedy.setting: value})).in_torch("policy", "update")
+    return max(allocated + requested - needed, requested // 2)
+
+
+_MORE_ROOM = frozenset(remedy.name for remedy in REMEDIES if remedy.present and remedy.owner is None)
+_OF_THE_POLICY = frozenset(
+    remedy.name for remedy in REMEDIES if remedy.owner == "policy" and remedy.setting != "policy_offload"
 )
-from rljob_memory.recovery.families.processes_and_gpus import (
-    EXCLUDED_NODES,
-    FRESH_ENGINES,
-    FRESH_PROCESSES,
-    POLICY_GPUS,
-)
-from rljob_memory.recovery.family import Family
-
-FAMILIES: tuple[Family, ...] = (
-    DETACH_METRICS,
-    EMPTY_CACHE,
-    EXPANDABLE_SEGMENTS,
-    LOGPROB_CHUNK,
-    SYNC_BUCKET,
-    MICRO_BATCH,
-    ROLLOUT_SLEEP,
-    WEIGHT_EXPORT,
-    KV_CACHE,
-    ACTIVATION_CHECKPOINTING,
-    POLICY_OFFLOAD,
-    OPTIMIZER_OFFLOAD,
-    FRESH_ENGINES,
-    FRESH_PROCESSES,
-    HOST_MEMORY,
-    CONTROLLER_HOST_MEMORY,
-    SHARED_MEMORY,
-    EXCLUDED_NODES,
-    POLICY_GPUS,
-)
-"""In the order of their price: free changes, those that cost a little time per step, those that cost much, and those
-that cost the cluster resources. Within the trainer the order follows docs/mitigations.md."""
-
-CHANGEABLE_SETTINGS = frozenset(family.name for family in FAMILIES)
-"""Names of the settings in all changes that can be made."""
-
-
-# The measured effect of a change of the plan, once the failed phase has succeeded.
-
-_MORE_ROOM = frozenset(family.name for family in (HOST_MEMORY, CONTROLLER_HOST_MEMORY, SHARED_MEMORY))
-_OF_THE_POLICY = frozenset(family.name for family in FAMILIES if family.owner == "policy") - {POLICY_OFFLOAD.name}
 """Settings with an effect on the memory of the policy in its own phases."""
 
 
