@@ -12,11 +12,13 @@ from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import MIB, human_bytes
-from rljob_memory.trend import Trend, kendall_tau, ongoing_growth
+from rljob_memory.trend import RECYCLE_STEPS, Trend, kendall_tau, ongoing_growth
 
 _FARTHEST = 10
 """No further ahead than ten times the observed steps: a line through 12 steps does not predict the 2,000th."""
 _SOON_STEPS = 20
+_LEAST_STEPS_SEEN = 6
+"""Fewer are enough for a failure that is near: a false alarm costs less then than waiting."""
 _SURE = 0.7
 _FIRM_BONUS = 0.05
 _LONG_BONUS = 0.05
@@ -24,8 +26,8 @@ _LONG_STEPS = 16
 _RETRIES_BONUS = 0.1
 
 _PREVENTABLE = frozenset({FailureClass.RETAINED_GRAPH, FailureClass.ALLOCATOR_CACHE, FailureClass.FRAGMENTATION})
-"""A live change acts on these. New engines act on memory that an engine itself keeps. The others take new pods, which
-only a failure justifies."""
+"""A live change acts on these. New processes act on memory that a policy rank or an engine itself keeps. The operator
+raises the limit of a container. The others take new pods, which only a failure justifies."""
 
 
 class Forecast:
@@ -54,7 +56,7 @@ class Forecast:
         seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
-        first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence))
+        first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence, -signal.own_growth_bytes))
         return MemoryPressure(
             diagnosis=DiagnosisStatus(
                 class_name=str(first.failure_class),
@@ -68,15 +70,15 @@ class Forecast:
         )
 
     def _horizon(self, signal: _GrowthSignal) -> int:
-        farthest = _FARTHEST * signal.trend.values
+        seen = signal.trend.values
+        farthest = _FARTHEST * seen if seen >= _LEAST_STEPS_SEEN else RECYCLE_STEPS
         return farthest if self._steps is None else min(farthest, self._steps - self._step)
 
 
 def worth_preventing(pressure: MemoryPressure) -> bool:
     """True if something should be changed now: the failure is near and sure enough, and a cheap change acts on it."""
     diagnosis = pressure.diagnosis
-    engine_keeps_it = pressure.role == "rollout" and "own_growth_bytes" in diagnosis.numbers
-    can_help = diagnosis.class_name in _PREVENTABLE or engine_keeps_it
+    can_help = diagnosis.class_name in _PREVENTABLE or "own_growth_bytes" in diagnosis.numbers
     return can_help and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
 
 
@@ -140,8 +142,11 @@ class _GrowthSignal:
 
     def numbers(self) -> dict[str, int]:
         own = {"own_growth_bytes": self.own_growth_bytes} if self.own_growth_bytes else {}
+        of_host = self.failure_class is FailureClass.HOST_MEMORY
+        limit = {"limit_bytes": self.series.last.host_limit_bytes} if of_host else {}
         return {
             **own,
+            **limit,
             "first_bytes": self.trend.first_bytes,
             "last_bytes": self.trend.last_bytes,
             "growth_per_step_bytes": round(self.trend.slope_bytes),
@@ -158,7 +163,7 @@ def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = Fals
             yield from _device_signals(series, every)
             if engines_sleep and (kept := _sleeping_engine_signal(series, every)):
                 yield kept
-        if host := _host_signal(series):
+        if host := _host_signal(series, every):
             yield host
         if shared := _shared_memory_signal(series):
             yield shared
@@ -170,8 +175,8 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
     in_phase = f"{series.actor} at the end of {series.phase}"
     if trend := _growth(series, attrgetter("allocated_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_allocated_bytes")), _room_of_neighbors(series, every))
-        subject = f"Memory in tensors of {in_phase}"
-        yield _GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role)
+        subject, growth = f"Memory in tensors of {in_phase}", trend.growth_bytes
+        yield _GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role, growth)
     elif trend := _growth(series, attrgetter("held_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_reserved_bytes")), _room_of_neighbors(series, every))
         is_stuck = last.inactive_split_bytes >= _MOSTLY * (last.reserved_bytes - last.allocated_bytes)
@@ -198,17 +203,24 @@ def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries])
     return _GrowthSignal(cause, series, subject, trend, room, 0.75, "rollout", trend.growth_bytes)
 
 
-def _host_signal(series: _PhaseSeries) -> _GrowthSignal | None:
+def _host_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
+    """The memory of the container is that of all its processes; anonymous memory shows whether this one grows."""
     limit = series.last.host_limit_bytes
-    trend = _growth(series, attrgetter("host_used_bytes"), limit)
-    if trend is None:
+    own = _growth(series, attrgetter("anonymous_bytes"), limit)
+    trends = [trend for trend in (own, _growth(series, attrgetter("host_used_bytes"), limit)) if trend is not None]
+    if not trends:
         return None
-    # The container's memory is that of all its processes; resident memory shows whether this one grows.
-    own = _growth(series, attrgetter("rss_bytes"), limit)
-    subject = f"Host memory in use by processes other than {series.actor}"
-    room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
-    growth = 0 if own is None else own.growth_bytes
-    return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)
+    subject = f"Host memory {'of' if own else 'in the container of'} {series.actor}"
+    fastest, room = max(trends, key=attrgetter("slope_bytes")), _host_room(series, every)
+    confidence, growth = (0.65, 0) if own is None else (0.75, own.growth_bytes)
+    return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, fastest, room, confidence, series.role, growth)
+
+
+def _host_room(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> int:
+    """Bytes by which host memory could have been higher in the tightest phase of the processes of this rank."""
+    limit = series.last.host_limit_bytes
+    beside = [other.last for other in every if other.rank == series.rank and other.last.host_limit_bytes == limit]
+    return min(limit - last.host_used_bytes - max(last.peak_rss_bytes - last.rss_bytes, 0) for last in beside)
 
 
 def _shared_memory_signal(series: _PhaseSeries) -> _GrowthSignal | None:

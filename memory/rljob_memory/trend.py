@@ -13,6 +13,11 @@ from statistics import median
 
 from rljob_memory.sizes import MIB
 
+RESIZE_STEPS = 6
+"""Steps before memory runs out at which the limit of a container is raised. That costs nothing, and takes seconds."""
+RECYCLE_STEPS = 3
+"""The same for a process whose memory grows, which ends and starts anew: late, because that takes time."""
+
 _LEAST_TAU = 0.8
 """Nine pairs in ten grow."""
 
@@ -22,8 +27,11 @@ _LEAST_PAST_GROWTH_BYTES = 256 * MIB
 _LEAST_PAST_GROWTH_SHARE = 0.05
 
 _LEAST_ONGOING_VALUES = 10
-_LEAST_STEADY_VALUES = 6
-"""A series that grows by the same amount each time needs fewer: of 720 orders of 6 values only one grows throughout."""
+_LEAST_STEADY_VALUES = 4
+"""A series that grows by the same amount each time needs fewer. Of 720 orders of 6 values only one grows throughout, of
+4 values one of 24: the caller decides how many are enough."""
+_LEAST_SETTLING_VALUES = 6
+_LATEST_VALUES = 4
 _LEAST_TAU_OF_LATER_HALF = 0.7
 _STEADY_FACTOR = 2.0
 """Largest ratio of an increment of a steady series to the usual one, in both directions."""
@@ -45,7 +53,8 @@ class Trend:
     """Number of values."""
 
     slope_bytes: float
-    """Growth from one value to the next: the median over all pairs (Theil and Sen)."""
+    """Growth from one value to the next: the median over all pairs (Theil and Sen), or over those of the latest 4
+    values if they grow faster."""
 
     is_firm: bool
     """Nearly every pair of values grows."""
@@ -93,7 +102,7 @@ def ongoing_growth(values: Sequence[int], least_growth_bytes: float) -> Trend | 
 
 def still_grows(values: Sequence[int]) -> bool:
     """True if the later half of the values grows, and hardly slower than the earlier: a running maximum settles."""
-    return len(values) >= _LEAST_STEADY_VALUES and _is_still_growing(values[-_MOST_PAST_VALUES:])
+    return len(values) >= _LEAST_SETTLING_VALUES and _is_still_growing(values[-_MOST_PAST_VALUES:])
 
 
 def kendall_tau(values: Sequence[int]) -> float:
@@ -109,7 +118,8 @@ def theil_sen_slope(values: Sequence[int]) -> float:
 
 
 def _trend(values: Sequence[int], tau: float) -> Trend:
-    return Trend(values[0], values[-1], len(values), theil_sen_slope(values), tau >= _FIRM_TAU)
+    slope = max(theil_sen_slope(values), theil_sen_slope(values[-_LATEST_VALUES:]))
+    return Trend(values[0], values[-1], len(values), slope, tau >= _FIRM_TAU)
 
 
 def _is_steady(values: Sequence[int]) -> bool:

@@ -4,7 +4,7 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.families import CHANGEABLE_SETTINGS, observed, role_that_shows
-from rljob_memory.recovery.respond import prevent, respond
+from rljob_memory.recovery.respond import more_host_memory, prevent, respond
 from rljob_memory.recovery.state import RecoveryState
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Response",
     "Restart",
     "messages",
+    "more_host_memory",
     "observed",
     "prevent",
     "respond",

@@ -27,10 +27,12 @@ from rljob_memory.model_shape import with_adapters
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
+from rljob_memory.recovery.families.host_memory import CONTROLLER_HOST_MEMORY, HOST_MEMORY
 from rljob_memory.recovery.families.policy_gpu_memory import OPTIMIZER_OFFLOAD
-from rljob_memory.recovery.families.processes_and_gpus import FRESH_ENGINES, POLICY_GPUS
+from rljob_memory.recovery.families.processes_and_gpus import FRESH_ENGINES, FRESH_POLICY, POLICY_GPUS
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
 from rljob_memory.recovery.state import RecoveryState, counts
+from rljob_memory.trend import RECYCLE_STEPS, RESIZE_STEPS
 
 MOST_CHANGES_WITHOUT_PROGRESS = 10
 """More changes in a row, without a committed step between them, are a loop, however large the budget is."""
@@ -62,8 +64,8 @@ def respond(report: FailureReport, state: RecoveryState, constraints: Constraint
 def prevent(
     pressure: MemoryPressure, state: RecoveryState, constraints: Constraints, *, attempt: int, step: int, time: datetime
 ) -> Changed | None:
-    """A change before `step` that acts on the failure to come, of live processes or by new engines; None if there is
-    none.
+    """A change before `step` that acts on the failure to come: of live processes, or, in the last steps before it, new
+    processes of the role whose memory grows. None if there is none.
 
     It costs no adjustment.
     """
@@ -79,10 +81,33 @@ def prevent(
         dead=frozenset(),
         is_preventive=True,
     )
-    cheap = [rung for rung in ladder_of(case).reachable if rung.level == "Live" or rung.family is FRESH_ENGINES]
+    is_due = pressure.steps_left <= RECYCLE_STEPS
+    cheap = [
+        rung
+        for rung in ladder_of(case).reachable
+        if rung.level == "Live" or (is_due and rung.family in (FRESH_ENGINES, FRESH_POLICY))
+    ]
     if not cheap:
         return None
     return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time), constraints)
+
+
+def more_host_memory(pressure: MemoryPressure, state: RecoveryState, constraints: Constraints) -> MemoryPlan | None:
+    """The plan with a larger memory limit for the pods like the one that is about to reach its limit; None if it is not
+    due, or not allowed.
+
+    The generation stays: it counts the changes that processes adopt, and a trainer counts them at the same time.
+    """
+    failure_class = class_of(pressure.diagnosis)
+    is_due = failure_class is FailureClass.HOST_MEMORY and pressure.steps_left <= RESIZE_STEPS
+    if state.plan is None or not constraints.may_change_plan or not is_due:
+        return None
+    family = CONTROLLER_HOST_MEMORY if pressure.role == "controller" else HOST_MEMORY
+    case = Case(failure_class, pressure.diagnosis, pressure.role, None, state, constraints, frozenset())
+    if (getattr(state.plan, family.setting) or 0) > (case.number("limit_bytes") or 0):
+        return None  # the limit was raised after the report
+    change = family.next_change(case)
+    return None if change is None else state.plan.model_copy(update={family.setting: change.value})
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:

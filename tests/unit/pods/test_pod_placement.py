@@ -40,7 +40,7 @@ class Agents:
 def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
     monkeypatch.setattr(pod_placement, "WorkerAgents", Agents)
     environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_WORKERS="3"))
-    return PodPlacement(environment, tmp_path / "log")
+    return PodPlacement(environment, tmp_path / "log", lambda _samples: None)
 
 
 def test_a_worker_that_answers_again_counts_with_its_new_kills(placement: PodPlacement) -> None:

@@ -19,6 +19,7 @@ from rljob_memory.recovery.families.policy_gpu_memory import (
 from rljob_memory.recovery.families.processes_and_gpus import (
     EXCLUDED_NODES,
     FRESH_ENGINES,
+    FRESH_POLICY,
     FRESH_PROCESSES,
     POLICY_GPUS,
 )
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     POLICY_OFFLOAD,
     OPTIMIZER_OFFLOAD,
     FRESH_ENGINES,
+    FRESH_POLICY,
     FRESH_PROCESSES,
     HOST_MEMORY,
     CONTROLLER_HOST_MEMORY,

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from rljob_api.memory_plan import MemoryPlan
-from rljob_api.plan_change import RemedyLevel
+from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.budget import Place, budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.recovery.constraints import PolicyGrowth
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.family import Change, Family
-from rljob_memory.recovery.state import ENGINE_PROCESSES, PROCESSES
+from rljob_memory.recovery.state import ENGINE_PROCESSES, POLICY_PROCESSES, PROCESSES
 
-# New processes for engines that keep memory: a leak of an engine ends with its process.
+# New processes for engines, or for the policy, whose memory grows: a leak ends with its process.
 #
-# Acts on EngineNotAsleep and HostMemory. Engines have been seen to keep more GPU memory after each sleep
-# (NVIDIA-NeMo/RL 2619, vllm-project/vllm 36651); no setting prevents that. Costs the start of an engine, and no step:
-# its weights come with the next sync.
+# Engines have been seen to keep more GPU memory after each sleep (NVIDIA-NeMo/RL 2619, vllm-project/vllm 36651); no
+# setting prevents that. New engines cost their start, and no step: their weights come with the next sync. A new policy
+# costs its start and a checkpoint.
 
-_HELPED_BY_FRESH_ENGINES = frozenset({FailureClass.ENGINE_NOT_ASLEEP, FailureClass.HOST_MEMORY})
+_LEAKS = frozenset({FailureClass.RETAINED_GRAPH, FailureClass.HOST_MEMORY})
+_HELPED_BY_FRESH_ENGINES = _LEAKS | {FailureClass.ENGINE_NOT_ASLEEP}
 
 
 def _fresh_engines(case: Case) -> Change | None:
@@ -27,8 +28,7 @@ def _fresh_engines(case: Case) -> Change | None:
     replaced before the next failure.
     """
     if case.is_preventive:
-        growth = case.number("own_growth_bytes") if case.role == "rollout" else None
-        return Change("fresh", growth) if growth else None
+        return _ends_growth(case, "rollout")
     sleeps = case.shares_gpu and case.plan.rollout_sleep_level > 0
     tried = any(change.remedy.setting == ENGINE_PROCESSES and not change.preventive for change in case.state.changes)
     if case.failure_class is not FailureClass.ENGINE_NOT_ASLEEP or not sleeps or tried:
@@ -36,7 +36,19 @@ def _fresh_engines(case: Case) -> Change | None:
     return Change("fresh", case.number("other_processes_bytes"))
 
 
+def _fresh_policy(case: Case) -> Change | None:
+    """Only before a failure: after one, the policy starts anew whenever its processes are unusable."""
+    return _ends_growth(case, "policy") if case.is_preventive else None
+
+
+def _ends_growth(case: Case, role: Role) -> Change | None:
+    """Expected: the growth that a process of `role` has of its own."""
+    growth = case.number("own_growth_bytes") if case.role == role else None
+    return Change("fresh", growth) if growth else None
+
+
 FRESH_ENGINES = Family(ENGINE_PROCESSES, _HELPED_BY_FRESH_ENGINES, "RespawnRole", "rollout", _fresh_engines)
+FRESH_POLICY = Family(POLICY_PROCESSES, _LEAKS, "RespawnRole", "policy", _fresh_policy)
 
 
 # Memory of foreign processes on the GPU: restart the job's own processes, then leave the node.

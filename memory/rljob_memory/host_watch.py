@@ -1,0 +1,63 @@
+"""Host memory of a container within a step: a warning shortly before it reaches its limit.
+
+The forecast over steps comes too late for memory that grows fast, or before enough steps were seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rljob_api.plan_change import DiagnosisStatus, Role
+from rljob_api.step_report import MemoryPressure
+from rljob_memory.diagnosis import FailureClass
+from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import human_bytes
+
+LOOK_EVERY_SECONDS = 1.0
+"""A report, two reconciles and a kubelet take some seconds together."""
+
+_FULL_SHARE = 0.9
+_GROWING_SHARE = 0.7
+"""A predicted limit is twice the prediction, so that growth below this share is usual, as while a model is loaded."""
+_SOON_SECONDS = 30.0
+_SAMPLES = 6
+_CONFIDENCE = 0.95
+
+
+@dataclass(slots=True)
+class HostWatch:
+    """Watches the container of one process."""
+
+    role: Role
+    rank: int
+    _seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+
+    def look(self, seconds: float, sample: MemorySample) -> MemoryPressure | None:
+        """The warning, if memory is about to reach the limit. `seconds`: time of the sample, of any clock."""
+        used, limit = sample.host_used_bytes, sample.host_limit_bytes
+        room = max(limit - used, 0)
+        self._seen.append((seconds, used))
+        left = _seconds_left(list(self._seen), limit)
+        is_growing = used >= _GROWING_SHARE * limit and left is not None and left <= _SOON_SECONDS
+        if not limit or not (is_growing or used >= _FULL_SHARE * limit):
+            return None
+        rate = f", enough for {left:.0f} s at the present rate" if is_growing and left is not None else ""
+        return MemoryPressure(
+            diagnosis=DiagnosisStatus(
+                class_name=str(FailureClass.HOST_MEMORY),
+                confidence=_CONFIDENCE,
+                message=f"{human_bytes(used)} of host memory are in use, {human_bytes(room)} left{rate}.",
+                numbers={"limit_bytes": limit, "room_bytes": room},
+            ),
+            role=self.role,
+            rank=self.rank,
+            steps_left=0,
+        )
+
+
+def _seconds_left(seen: list[tuple[float, int]], limit: int) -> float | None:
+    """Seconds to the limit at the rate of the last samples; None if memory does not grow."""
+    (began, before), (now, used) = seen[0], seen[-1]
+    grown = used - before
+    return (limit - used) * (now - began) / grown if grown > 0 and now > began else None
