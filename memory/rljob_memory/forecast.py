@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from rljob_api.plan_change import DiagnosisStatus, Role
@@ -17,8 +17,6 @@ from rljob_memory.trend import RECYCLE_STEPS, Trend, kendall_tau, ongoing_growth
 _FARTHEST = 10
 """No further ahead than ten times the observed steps: a line through 12 steps does not predict the 2,000th."""
 _SOON_STEPS = 20
-_LEAST_STEPS_SEEN = 6
-"""Fewer are enough for a failure that is near: a false alarm costs less then than waiting."""
 _SURE = 0.7
 _FIRM_BONUS = 0.05
 _LONG_BONUS = 0.05
@@ -36,23 +34,28 @@ class Forecast:
     def __init__(self, steps: int | None = None) -> None:
         """`steps`: number in the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
-        self._step, self._engines_sleep = 0, False
+        self._step = 0
+        self._engine_steps: int | None = None
+        """Steps in which the present engines slept next to the policy; None if they do not sleep."""
         self._history = _StepHistory()
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
         """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: next to the
         policy, during its update."""
-        self._step, self._engines_sleep = step, engines_sleep
+        self._step = step
+        self._engine_steps = (self._engine_steps or 0) + 1 if engines_sleep else None
         self._history.add(samples)
 
-    def forget(self) -> None:
-        """Drop the history: the processes are new, or work under another plan."""
-        self._history.clear()
+    def forget(self, roles: Collection[Role] = ()) -> None:
+        """Drop the history of all processes, or of those of `roles`: they are new, or work under another plan."""
+        self._history.clear(roles)
+        if not roles or "rollout" in roles:
+            self._engine_steps = None
 
     def pressure(self) -> MemoryPressure | None:
         """The memory that is projected to run out first; None if none will before the job is done."""
         series = list(self._history.series())
-        signals = _growth_signals(series, engines_sleep=self._engines_sleep)
+        signals = _growth_signals(series, self._engine_steps)
         seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
@@ -70,8 +73,7 @@ class Forecast:
         )
 
     def _horizon(self, signal: _GrowthSignal) -> int:
-        seen = signal.trend.values
-        farthest = _FARTHEST * seen if seen >= _LEAST_STEPS_SEEN else RECYCLE_STEPS
+        farthest = _FARTHEST * signal.trend.values if signal.trend.is_clear else RECYCLE_STEPS
         return farthest if self._steps is None else min(farthest, self._steps - self._step)
 
 
@@ -156,12 +158,12 @@ class _GrowthSignal:
         }
 
 
-def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = False) -> Iterator[_GrowthSignal]:
-    """Every signal in the series, in no order. `engines_sleep`: next to the policy, during its update."""
+def _growth_signals(every: Sequence[_PhaseSeries], engine_steps: int | None) -> Iterator[_GrowthSignal]:
+    """Every signal in the series, in no order. `engine_steps`: in which the present engines slept next to the policy."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)
-            if engines_sleep and (kept := _sleeping_engine_signal(series, every)):
+            if engine_steps and (kept := _sleeping_engine_signal(series, every, engine_steps)):
                 yield kept
         if host := _host_signal(series, every):
             yield host
@@ -190,11 +192,15 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
         yield _GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65, series.role)
 
 
-def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
+def _sleeping_engine_signal(
+    series: _PhaseSeries, every: Sequence[_PhaseSeries], engine_steps: int
+) -> _GrowthSignal | None:
     """Memory that stays on a policy's GPU next to the policy at the end of its update: a sleeping engine keeps it."""
     if series.role != "policy" or series.phase != "update":
         return None
-    trend = _growth(series, attrgetter("others_bytes"), series.last.device_total_bytes)
+    own_steps = max(engine_steps - _WARM_UP_STEPS, 1)
+    of_engine = replace(series, samples=series.samples[-own_steps:])
+    trend = _growth(of_engine, attrgetter("others_bytes"), series.last.device_total_bytes)
     if trend is None:
         return None
     room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
@@ -288,8 +294,7 @@ class _PhaseSeries:
 
     @property
     def role(self) -> Role:
-        name = self.actor.partition("-")[0]
-        return "policy" if name == "policy" else "rollout" if name == "rollout" else "controller"
+        return _role(self.actor)
 
     @property
     def rank(self) -> int:
@@ -298,6 +303,11 @@ class _PhaseSeries:
 
     def values(self, of: Callable[[MemorySample], int]) -> list[int]:
         return [of(sample) for sample in self.samples]
+
+
+def _role(actor: str) -> Role:
+    name = actor.partition("-")[0]
+    return "policy" if name == "policy" else "rollout" if name == "rollout" else "controller"
 
 
 @dataclass(slots=True)
@@ -315,9 +325,12 @@ class _StepHistory:
                 if self._seen[key] > _WARM_UP_STEPS:
                     self._samples.setdefault(key, deque(maxlen=_MOST_STEPS)).append(sample)
 
-    def clear(self) -> None:
-        self._seen.clear()
-        self._samples.clear()
+    def clear(self, roles: Collection[Role]) -> None:
+        """Of `roles`; of all if there are none."""
+        for actor, phase in list(self._seen):
+            if not roles or _role(actor) in roles:
+                del self._seen[actor, phase]
+                self._samples.pop((actor, phase), None)
 
     def series(self) -> Iterator[_PhaseSeries]:
         for (actor, phase), samples in self._samples.items():

@@ -71,15 +71,15 @@ class PodPlacement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._watch_ended.set()
+        if self._watch is not None:
+            self._watch.join(_LAST_LOOK_SECONDS)  # it must not use Ray after the shutdown
         if not self._connected:
             self._starting.kill()
             self._starting.wait()
             return
         import ray
 
-        self._watch_ended.set()
-        if self._watch is not None:
-            self._watch.join(_LAST_LOOK_SECONDS)  # it must not use Ray after the shutdown
         # Best effort: a worker that is not reached reports the exit of the head as a failure.
         with suppress(Exception):
             self._agents.call(mark_controller_exited, _END_NOTE_SECONDS)
@@ -149,11 +149,11 @@ class PodPlacement:
         """Look at the host memory of all containers until the attempt ends. A worker that does not answer is left
         out."""
         while not self._watch_ended.wait(LOOK_EVERY_SECONDS):
-            with suppress(Exception):
-                samples: dict[str | None, MemorySample] = {None: host_memory()}
+            samples: dict[str | None, MemorySample] = {None: host_memory()}
+            with suppress(Exception):  # Ray is about to end
                 for worker, sample in self._agents.answers(host_memory, _LOOK_SECONDS).items():
                     samples[first_of_worker[worker]] = sample
-                self._on_host_memory(samples)
+            self._on_host_memory(samples)
 
     def _first_process_on(self, node: dict[str, Any]) -> str | None:
         """None for the controller's own node."""

@@ -123,22 +123,23 @@ class Recovery:
         self.listener.recovered(change)
         self.display.note(f"Recovered: {messages.recovered_message(change)}")
 
-    def prevent(self, pressure: MemoryPressure, step: int) -> bool:
+    def prevent(self, pressure: MemoryPressure, step: int) -> frozenset[Role] | None:
         """Change the plan of live processes, or renew those of a role, if that keeps memory from running out.
 
-        Called before `step`, which is the next one. A policy is saved before, so that no step is replayed.
+        Called before `step`, which is the next one. A policy is saved before, so that no step is replayed. Returns the
+        renewed roles; None if no change helps.
         """
         now = datetime.now(UTC)
         answer = prevent(pressure, self.changes.state, self.constraints, attempt=self.attempt, step=step, time=now)
         if answer is None:
-            return False
+            return None
         self._adopt(answer, None)
         if "policy" in answer.renew:
             self.save(step - 1)
         for role in answer.renew:
             self.roles.end(role)
         self.roles.change(self.settings_under(answer.plan))
-        return True
+        return answer.renew
 
     # --- steps of a recovery ---
 
