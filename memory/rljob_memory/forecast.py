@@ -159,7 +159,8 @@ class _GrowthSignal:
 
 
 def _growth_signals(every: Sequence[_PhaseSeries], engine_steps: int | None) -> Iterator[_GrowthSignal]:
-    """Every signal in the series, in no order. `engine_steps`: in which the present engines slept next to the policy."""
+    """Every signal in the series, in no order. `engine_steps`: those in which the present engines slept next to the
+    policy."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)

@@ -15,7 +15,7 @@ from rljob_memory.sizes import MIB
 
 RESIZE_STEPS = 6
 """Steps before memory runs out at which the limit of a container is raised. That costs nothing, and takes seconds."""
-RECYCLE_STEPS = 3
+RECYCLE_STEPS = 2
 """The same for a process whose memory grows, which ends and starts anew: late, because that takes time."""
 
 _LEAST_TAU = 0.8

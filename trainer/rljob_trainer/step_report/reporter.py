@@ -94,8 +94,8 @@ class StepReporter(RunListener):
         self._set(urgent=True, plan_changes=self._latest_changes())
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
-        self._forecast = pressure
-        self._set(memory_pressure=self._shortage or pressure)
+        is_new, self._forecast = pressure is not None and self._forecast is None, pressure
+        self._set(urgent=is_new, memory_pressure=self._shortage or pressure)
 
     def shortage(self, pressure: MemoryPressure | None) -> None:
         """A container is about to reach its limit within the step; None: no longer. Called from any thread."""
