@@ -81,12 +81,14 @@ def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
 # --- larger limits of running pods, before the kernel kills ---
 
 
-def filling(cluster: SimulatedCluster, step: int, limit_bytes: int, steps_left: int = 2, **place: Any) -> Any:
-    """The trainer warns that the container, which has this limit, is about to reach it."""
+def filling(
+    cluster: SimulatedCluster, step: int, limit_bytes: int, steps_left: int = 2, after: float = 20, **place: Any
+) -> SimulatedCluster:
+    """After so many seconds, the trainer warns that the container, which has this limit, is about to reach it."""
     numbers = {"limit_bytes": limit_bytes, "room_bytes": GIB}
     diagnosis = {"class": "HostMemory", "confidence": 0.75, "message": "it grows", "numbers": numbers}
     pressure = {"diagnosis": diagnosis, "role": "policy", "rank": 1, "stepsLeft": steps_left} | place
-    return cluster.tick(20).reports(step, memory_pressure=pressure)
+    return cluster.tick(after).reports(step, memory_pressure=pressure)
 
 
 def limits(cluster: SimulatedCluster) -> dict[str, int | None]:
@@ -111,6 +113,13 @@ def test_running_pods_get_more_memory_within_the_bound() -> None:
     assert cluster.events.count("PlanChanged") == 2
     kill(cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="policy-1 is gone"))
     assert limits(cluster)[POLICY_1] == 16 * GIB, "new pods have it, too"
+
+
+def test_a_larger_limit_does_not_wait_for_the_next_report_of_progress() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "64Gi"})
+    filling(cluster, 4, 8 * GIB).settle()
+    filling(cluster, 4, 12 * GIB, after=1).settle()
+    assert limits(cluster)[POLICY_1] == 18 * GIB
 
 
 @pytest.mark.parametrize(
