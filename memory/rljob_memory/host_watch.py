@@ -5,6 +5,7 @@ The forecast over steps comes too late for memory that grows fast, or before eno
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,10 +18,9 @@ from rljob_memory.sizes import human_bytes
 LOOK_EVERY_SECONDS = 1.0
 """A report, two reconciles and a kubelet take some seconds together."""
 
-_FULL_SHARE = 0.9
-_GROWING_SHARE = 0.7
-"""A predicted limit is twice the prediction, so that growth below this share is usual, as while a model is loaded."""
-_SOON_SECONDS = 30.0
+_SOON = ((0.7, 30.0), (0.9, 300.0), (0.97, math.inf))
+"""Share of the limit that is in use, and seconds to the limit at the present rate: the longer, the less room is left. A
+predicted limit is twice the prediction, so that fast growth below the first share is usual, as while a model loads."""
 _SAMPLES = 6
 _CONFIDENCE = 0.95
 
@@ -39,10 +39,9 @@ class HostWatch:
         room = max(limit - used, 0)
         self._seen.append((seconds, used))
         left = _seconds_left(list(self._seen), limit)
-        is_growing = used >= _GROWING_SHARE * limit and left is not None and left <= _SOON_SECONDS
-        if not limit or not (is_growing or used >= _FULL_SHARE * limit):
+        if not limit or not any(used >= share * limit and left <= seconds for share, seconds in _SOON):
             return None
-        rate = f", enough for {left:.0f} s at the present rate" if is_growing and left is not None else ""
+        rate = f", enough for {left:.0f} s at the present rate" if left < math.inf else ""
         return MemoryPressure(
             diagnosis=DiagnosisStatus(
                 class_name=str(FailureClass.HOST_MEMORY),
@@ -56,8 +55,8 @@ class HostWatch:
         )
 
 
-def _seconds_left(seen: list[tuple[float, int]], limit: int) -> float | None:
-    """Seconds to the limit at the rate of the last samples; None if memory does not grow."""
+def _seconds_left(seen: list[tuple[float, int]], limit: int) -> float:
+    """Seconds to the limit at the rate of the last samples; infinite if memory does not grow."""
     (began, before), (now, used) = seen[0], seen[-1]
     grown = used - before
-    return (limit - used) * (now - began) / grown if grown > 0 and now > began else None
+    return (limit - used) * (now - began) / grown if grown > 0 and now > began else math.inf

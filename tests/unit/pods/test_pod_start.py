@@ -207,9 +207,9 @@ def test_the_container_with_least_room_is_reported_until_it_has_more(tmp_path: P
         return MemorySample(host_used_bytes=used * GIB, host_limit_bytes=limit * GIB)
 
     listener = Listener(None, 2, tmp_path / "ready")
-    for tightest in (container(3), container(15), container(15), container(15, limit=24)):
+    for tightest in (container(3), container(16), container(16), container(16, limit=24)):
         listener.host_memory({None: container(1), "policy-2": tightest, "rollout-0": MemorySample()})
-    listener.host_memory({None: container(15)})
+    listener.host_memory({None: container(16)})
     first, second, third = reported
     assert (first and first.role, first and first.rank) == ("policy", 2)
     assert second is None, "its limit was raised"

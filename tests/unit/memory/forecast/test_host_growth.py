@@ -262,7 +262,9 @@ def looks(*used_gib: float) -> list[MemoryPressure | None]:
         ((11, 11.5, 12), True),  # full in 8 s
         ((12, 12, 12, 12), False),
         ((12, 12.1, 12.1, 12.2), False),
-        ((14.5,), True),
+        ((14.5, 14.5, 14.5), False),
+        ((14.5, 14.51, 14.53), True),  # full in 100 s
+        ((15.6,), True),
         ((13, 12.5, 12), False),
     ],
 )
