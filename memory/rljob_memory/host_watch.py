@@ -18,7 +18,8 @@ from rljob_memory.sizes import human_bytes
 LOOK_EVERY_SECONDS = 1.0
 """A report, two reconciles and a kubelet take some seconds together."""
 
-_SOON = ((0.7, 30.0), (0.9, 300.0), (0.97, math.inf))
+_NEARLY_FULL_SHARE = 0.9
+_SOON = ((0.7, 30.0), (_NEARLY_FULL_SHARE, 300.0), (0.97, math.inf))
 """Share of the limit that is in use, and seconds to the limit at the present rate: the longer, the less room is left. A
 predicted limit is twice the prediction, so that fast growth below the first share is usual, as while a model loads."""
 _SAMPLES = 6
@@ -53,6 +54,11 @@ class HostWatch:
             rank=self.rank,
             steps_left=0,
         )
+
+
+def is_nearly_full(container: MemorySample) -> bool:
+    """True if nine tenths of the limit are in use."""
+    return container.host_used_bytes >= _NEARLY_FULL_SHARE * container.host_limit_bytes > 0
 
 
 def _seconds_left(seen: list[tuple[float, int]], limit: int) -> float:
