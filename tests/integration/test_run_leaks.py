@@ -11,7 +11,7 @@ from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sizes import GIB
 from rljob_testing.machine import memory_group
 from rljob_testing.patience import wait_for_end
-from rljob_testing.runs import COLD, Run, start_rljob, write_manifest
+from rljob_testing.runs import COLD, FinishedRun, start_rljob, write_manifest
 from rljob_trainer.roles.faults import LEAKED_BYTES
 from tests.integration.compared_runs import plan_changes
 
@@ -41,7 +41,7 @@ def test_a_process_that_leaks_is_replaced_without_a_kill_or_a_repeated_step(
             printed = wait_for_end(process)
     except OSError as error:
         pytest.skip(f"no memory limit can be set here: {error}")
-    run = Run(process.returncode, printed, tmp_path / "run")
+    run = FinishedRun(process.returncode, printed, tmp_path / "run")
     assert run.exit_code == ExitCode.COMPLETE, printed
     assert [step["step"] for step in run.steps] == list(range(1, STEPS + 1))
     assert len(run.attempts) == 1

@@ -179,7 +179,7 @@ def test_running_pods_get_a_larger_limit_before_the_kernel_kills(job: WatchedJob
     assert "PodNotResized" not in job.event_reasons()
 
 
-def test_a_pod_that_has_replaced_another_is_not_resized(job: WatchedJob, api: ApiClient, namespace: str) -> None:
+def test_a_pod_that_has_replaced_another_is_not_resized(job: WatchedJob, api: ResourceClient, namespace: str) -> None:
     job.create(**SPEC).run()
     name = job.policy_pod()["metadata"]["name"]
     resources = {"limits": {"memory": "9Gi"}}

@@ -78,7 +78,7 @@ def test_a_shortage_within_a_step_is_reported_at_once_and_before_the_forecast(mo
         return MemoryPressure(diagnosis=diagnosis, role="policy", steps_left=9)
 
     monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 3600.0)
-    store = Store()
+    store = StoredReports()
     reporter = reporter_of(store)
     store.wait_for(1)
     forecast, shortage = pressure("RetainedGraph"), pressure("HostMemory", limit_bytes=8 << 30)

@@ -580,7 +580,7 @@ def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path)
 @pytest.mark.parametrize(("device", "cause"), [("gpu", "RetainedGraph"), ("cpu", "HostMemory")])
 def test_a_policy_that_leaks_is_replaced_before_it_runs_out(device: str, cause: str, tmp_path: Path) -> None:
     """Without new processes, memory would be full in step 11. A checkpoint is written before they end."""
-    job, whole = Job(tmp_path, steps=30, every_steps=100), undisturbed(tmp_path / "whole", steps=30)
+    job, whole = ResumedJob(tmp_path, steps=30, every_steps=100), undisturbed(tmp_path / "whole", steps=30)
     _, _, printed = job.attempt(roles := LeakingPolicy(device))
     assert roles.updates == list(range(1, 31)), "no step is lost or repeated"
     assert roles.ended >= 3

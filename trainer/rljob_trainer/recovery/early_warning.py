@@ -22,8 +22,8 @@ class EarlyWarning:
         listener: RunListener,
         warn: Callable[[str], None],
     ) -> None:
-        """`steps`: number in the job. `prevent`: acts before a step. Returns the roles with new processes, none if it has
-        changed the plan of all that run; None if nothing helps."""
+        """`steps`: number in the job. `prevent`: acts before a step. Returns the roles with new processes, none if it
+        has changed the plan of all that run; None if nothing helps."""
         self._forecast = Forecast(steps)
         self._prevent = prevent
         self._listener = listener

@@ -187,7 +187,7 @@ def test_a_limit_is_raised_in_this_very_pod(with_request: bool, names: set[str])
 def test_a_refused_limit_is_an_event_and_tried_once(answer: Answer, message: str) -> None:
     larger = Desired(resize_pods=(replace(RESIZE, limit_bytes=16 << 30),))
     rounds = [Desired(resize_pods=(RESIZE,), status=STEP_3), Desired(resize_pods=(RESIZE,)), larger]
-    run = Run([(desired, observed()) for desired in rounds], script=[("PATCH", "/pods/p/resize", answer)] * 2)
+    run = Execution([(desired, observed()) for desired in rounds], script=[("PATCH", "/pods/p/resize", answer)] * 2)
     assert run.written == ["resize", "status", "resize"], "the rest is written, too"
     assert [note.reason for note in run.notes] == (["PodNotResized"] * 2 if message else [])
     assert all(message in note.message for note in run.notes)
