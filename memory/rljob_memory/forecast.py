@@ -327,7 +327,7 @@ class _StepHistory:
                     self._samples.setdefault(key, deque(maxlen=_MOST_STEPS)).append(sample)
 
     def clear(self, roles: Collection[Role]) -> None:
-        """Of `roles`; of all if there are none."""
+        """Drop the samples of `roles`; of all if there are none."""
         for actor, phase in list(self._seen):
             if not roles or _role(actor) in roles:
                 del self._seen[actor, phase]

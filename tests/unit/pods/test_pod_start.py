@@ -199,14 +199,14 @@ def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: P
 def test_the_container_with_least_room_is_reported_until_it_has_more(tmp_path: Path) -> None:
     reported: list[MemoryPressure | None] = []
 
-    class Listener(AttemptListener):
+    class CollectingListener(AttemptListener):
         def _set(self, *, urgent: bool = False, **fields: Any) -> None:
             reported.append(fields["memory_pressure"])
 
     def container(used: int, limit: int = 16) -> MemorySample:
         return MemorySample(host_used_bytes=used * GIB, host_limit_bytes=limit * GIB)
 
-    listener = Listener(None, 2, tmp_path / "ready")
+    listener = CollectingListener(None, 2, tmp_path / "ready")
     for tightest in (container(3), container(16), container(16), container(16, limit=24)):
         listener.host_memory({None: container(1), "policy-2": tightest, "rollout-0": MemorySample()})
     listener.host_memory({None: container(16)})

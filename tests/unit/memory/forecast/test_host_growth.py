@@ -30,7 +30,7 @@ START_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class Moment:
+class LifeMoment:
     """Second `second` of a phase, in the life of one process."""
 
     steps: int
@@ -46,7 +46,7 @@ class Moment:
         return self.steps + ((self.phase == "update") * PHASE_SECONDS + self.second) / (2 * PHASE_SECONDS)
 
 
-Growth = Callable[[Moment], float]
+Growth = Callable[[LifeMoment], float]
 """Bytes beyond those of a process that does not grow."""
 Pattern = Callable[[random.Random], dict[str, Growth]]
 """The growth of the processes of a pod, or of its page cache."""
@@ -101,7 +101,7 @@ class Pod:
         sizes = dict(USED)
         for process, growth in self.growth.items():
             if process in sizes:
-                sizes[process] += round(growth(Moment(step - self._began[process], step, phase, second)))
+                sizes[process] += round(growth(LifeMoment(step - self._began[process], step, phase, second)))
         return sum(sizes.values()), sizes[actor]
 
     def _passes(self, step: int, used: int) -> bool:
@@ -176,7 +176,7 @@ def ramp(process: str, grown: float, seconds: int) -> Pattern:
     def pattern(draw: random.Random) -> dict[str, Growth]:
         when = draw.randint(5, STEPS - 5)
 
-        def growth(at: Moment) -> float:
+        def growth(at: LifeMoment) -> float:
             if at.step != when:
                 return grown if at.step > when else 0.0
             return grown * min(at.second / seconds, 1.0) if at.phase == "update" else 0.0
