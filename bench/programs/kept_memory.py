@@ -9,9 +9,11 @@ Arms (Qwen3-0.6B's shape, random weights, 128 responses of 256 tokens a step, a 
     export         under the same restriction, export a tensor in expandable segments to another process (CUDA IPC)
     leak           the engine's process keeps 6 GiB of GPU memory more after each sleep
     leak-disabled  the same with memory.mode: Disabled, so that the engine is not replaced
+    leak-policy    a policy keeps 200 MiB more with each update, on a card of 24 GiB with room for some 40 such steps
+    leak-rollout   the same for an engine with each rollout
 
-Records one row per arm in `bench/results/kept_memory.json`. `--smoke` runs `plain` with a tiny model on any device, and
-records nothing.
+Records one row per arm in `bench/results/kept_memory.json`. `--smoke` runs `plain`, or the given arms, with a tiny
+model on any device, and records nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +27,28 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from bench.harness.record import RESULTS, record_row, require_gpus
-from bench.harness.run_arms import ledger_of, write_job
+from bench.harness.run_arms import ledger_of, pinned_to_a_card, write_job
+from bench.harness.samplers import device_used_bytes
 from rljob_client.run_directory.memory_logs import logged_samples
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import GIB
-from rljob_testing.ballast import CudaDriver
+from rljob_testing.ballast import CudaDriver, ballast
 from rljob_testing.plan_accuracy.jobs import generating_job
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 
 NAME = "kept_memory"
-ARMS = ("plain", "reference", "no-ptrace", "export", "leak", "leak-disabled")
-STEPS = {"leak": 30, "leak-disabled": 30}
+ARMS = ("plain", "reference", "no-ptrace", "export", "leak", "leak-disabled", "leak-policy", "leak-rollout")
+STEPS = {"leak": 30, "leak-disabled": 30, "leak-policy": 100, "leak-rollout": 100}
 DEFAULT_STEPS = 12
+PHASES_OF_LEAKS = {"leak-policy": "update", "leak-rollout": "rollout"}
+CARD_BYTES, ROOM_BYTES = 24 * GIB, 4 * GIB
+"""The plan is that for the card, and the ballast leaves the room for the leak beside it."""
 LEAKED_BYTES = 6 * GIB
 """Per sleep. An H100 of 80 GB is full after some ten steps, an H200 after twenty."""
 
@@ -57,7 +64,7 @@ class LeakingEngine(ColocatedRolloutActor):
 def main(arms: list[str], smoke: bool, output: Path, results: Path) -> None:
     if not smoke:
         require_gpus(1)
-    for arm in ["plain"] if smoke else arms or ARMS:
+    for arm in arms or (["plain"] if smoke else ARMS):
         row = exported() if arm == "export" else trained(arm, smoke, output / arm)
         print(json.dumps(row), flush=True)
         if smoke:
@@ -72,11 +79,13 @@ def trained(arm: str, smoke: bool, output: Path) -> dict[str, Any]:
     spec = spec_of(arm, smoke)
     resolve_model(spec["model"]["uri"])
     path = write_job(output.parent, arm, spec)
-    program = ["-c", LEAKING] if arm.startswith("leak") else ["-m", "rljob_client"]
+    program = ["-c", LEAKING] if arm in ("leak", "leak-disabled") else ["-m", "rljob_client"]
     before = without_ptrace if arm == "no-ptrace" else None
-    done = subprocess.run(
-        [sys.executable, *program, "run", path, "--output", output], check=False, preexec_fn=before, timeout=900
-    )
+    room = CARD_BYTES + ROOM_BYTES - device_used_bytes() if arm in PHASES_OF_LEAKS and not smoke else 0
+    with ballast(leave_bytes=room) if room else nullcontext():
+        done = subprocess.run(
+            [sys.executable, *program, "run", path, "--output", output], check=False, preexec_fn=before, timeout=900
+        )
     return {"arm": arm, "exit_code": done.returncode, **measured(output)}
 
 
@@ -92,8 +101,13 @@ def spec_of(arm: str, smoke: bool) -> dict[str, Any]:
     steps = 3 if smoke else STEPS.get(arm, DEFAULT_STEPS)
     spec = generating_job("0.6b", steps, 16, response_tokens=256, smoke=smoke)
     spec["algorithm"]["klCoefficient"] = 0.05 if arm == "reference" else 0.0
+    memory: dict[str, Any] = {"mode": "Disabled" if arm == "leak-disabled" else "Auto"}
+    if phase := PHASES_OF_LEAKS.get(arm):
+        memory |= {} if smoke else pinned_to_a_card(spec, CARD_BYTES)
+        leak = {"class": "Leak", "phase": phase, "step": 1, "times": steps}
+        spec["faultInjection"] = {"enabled": True, "faults": [leak]}
     return spec | {
-        "memory": {"mode": "Disabled" if arm == "leak-disabled" else "Auto"},
+        "memory": memory,
         "recovery": {"maxRestarts": 0},
         "checkpoint": {"everySteps": 1000 if arm.startswith("leak") else 1, "keep": 1},
     }
@@ -114,6 +128,8 @@ def measured(output: Path) -> dict[str, Any]:
         "exit_reason": summary.get("exit_reason"),
         "seconds": [step["total_seconds"] for step in steps],
         "asleep_engine_bytes": [step["metrics"].get("asleep_engine_bytes") for step in steps],
+        "replayed_steps": sum(line.get("replayed_steps", 0) for line in lines if line["kind"] == "restore"),
+        "policy_tensors_after_update_bytes": by_step("policy-0", "update", lambda s: s.allocated_bytes),
         "policy_peak_allocated_in_update_bytes": by_step("policy-0", "update", lambda s: s.peak_allocated_bytes),
         "policy_cache_after_update_bytes": by_step("policy-0", "update", lambda s: s.cache_bytes or 0),
         "policy_cache_after_sync_bytes": by_step("policy-0", "sync", lambda s: s.cache_bytes or 0),

@@ -20,9 +20,10 @@ FaultClass = Literal[
     "SharedMemory",
     "WorkerLost",
     "Hang",
+    "Leak",
 ]
-"""Classes of faults: failure classes of the diagnosis that RLJob can cause on purpose, a lost process, and one that
-hangs."""
+"""Classes of faults: failure classes of the diagnosis that RLJob can cause on purpose, a lost process, one that hangs,
+and one whose memory grows."""
 
 FaultPhase = Literal["load", "rollout", "update", "optimizer", "sync", "checkpoint"]
 """Points of injection: while the roles start, in a phase of the step, or (`optimizer`) in the update after the

@@ -61,8 +61,8 @@ class RemedyStatus(ApiModel):
     """A changed setting of the memory plan, with its expected and its observed effect."""
 
     setting: str = Field(max_length=64)
-    """Changed setting, spelled as in spec.memory; processes or engineProcesses if all processes, or those of the
-    engines, were only restarted."""
+    """Changed setting, spelled as in spec.memory; processes, engineProcesses or policyProcesses if all processes, or
+    those of the engines or of the policy, were only restarted."""
 
     before: str = Field(max_length=64)
     """Value before the change, as the manifest writes it; default if it was not set."""

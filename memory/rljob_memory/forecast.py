@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from rljob_api.plan_change import DiagnosisStatus, Role
@@ -12,7 +12,7 @@ from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import MIB, human_bytes
-from rljob_memory.trend import Trend, kendall_tau, ongoing_growth
+from rljob_memory.trend import RECYCLE_STEPS, Trend, kendall_tau, ongoing_growth
 
 _FARTHEST = 10
 """No further ahead than ten times the observed steps: a line through 12 steps does not predict the 2,000th."""
@@ -24,8 +24,8 @@ _LONG_STEPS = 16
 _RETRIES_BONUS = 0.1
 
 _PREVENTABLE = frozenset({FailureClass.RETAINED_GRAPH, FailureClass.ALLOCATOR_CACHE, FailureClass.FRAGMENTATION})
-"""A live change acts on these. New engines act on memory that an engine itself keeps. The others take new pods, which
-only a failure justifies."""
+"""A live change acts on these. New processes act on memory that a policy rank or an engine itself keeps. The operator
+raises the limit of a container. The others take new pods, which only a failure justifies."""
 
 
 class Forecast:
@@ -34,27 +34,32 @@ class Forecast:
     def __init__(self, steps: int | None = None) -> None:
         """`steps`: number in the whole job. Memory that would run out only after the last step is not reported."""
         self._steps = steps
-        self._step, self._engines_sleep = 0, False
+        self._step = 0
+        self._engine_steps: int | None = None
+        """Steps in which the present engines slept next to the policy; None if they do not sleep."""
         self._history = _StepHistory()
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
         """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: next to the
         policy, during its update."""
-        self._step, self._engines_sleep = step, engines_sleep
+        self._step = step
+        self._engine_steps = (self._engine_steps or 0) + 1 if engines_sleep else None
         self._history.add(samples)
 
-    def forget(self) -> None:
-        """Drop the history: the processes are new, or work under another plan."""
-        self._history.clear()
+    def forget(self, roles: Collection[Role] = ()) -> None:
+        """Drop the history of all processes, or of those of `roles`: they are new, or work under another plan."""
+        self._history.clear(roles)
+        if not roles or "rollout" in roles:
+            self._engine_steps = None
 
     def pressure(self) -> MemoryPressure | None:
         """The memory that is projected to run out first; None if none will before the job is done."""
         series = list(self._history.series())
-        signals = _growth_signals(series, engines_sleep=self._engines_sleep)
+        signals = _growth_signals(series, self._engine_steps)
         seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
             return None
-        first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence))
+        first = min(seen, key=lambda signal: (signal.steps_left, -signal.confidence, -signal.own_growth_bytes))
         return MemoryPressure(
             diagnosis=DiagnosisStatus(
                 class_name=str(first.failure_class),
@@ -68,15 +73,14 @@ class Forecast:
         )
 
     def _horizon(self, signal: _GrowthSignal) -> int:
-        farthest = _FARTHEST * signal.trend.values
+        farthest = _FARTHEST * signal.trend.values if signal.trend.is_clear else RECYCLE_STEPS
         return farthest if self._steps is None else min(farthest, self._steps - self._step)
 
 
 def worth_preventing(pressure: MemoryPressure) -> bool:
     """True if something should be changed now: the failure is near and sure enough, and a cheap change acts on it."""
     diagnosis = pressure.diagnosis
-    engine_keeps_it = pressure.role == "rollout" and "own_growth_bytes" in diagnosis.numbers
-    can_help = diagnosis.class_name in _PREVENTABLE or engine_keeps_it
+    can_help = diagnosis.class_name in _PREVENTABLE or "own_growth_bytes" in diagnosis.numbers
     return can_help and diagnosis.confidence >= _SURE and pressure.steps_left <= _SOON_STEPS
 
 
@@ -140,8 +144,11 @@ class _GrowthSignal:
 
     def numbers(self) -> dict[str, int]:
         own = {"own_growth_bytes": self.own_growth_bytes} if self.own_growth_bytes else {}
+        of_host = self.failure_class is FailureClass.HOST_MEMORY
+        limit = {"limit_bytes": self.series.last.host_limit_bytes} if of_host else {}
         return {
             **own,
+            **limit,
             "first_bytes": self.trend.first_bytes,
             "last_bytes": self.trend.last_bytes,
             "growth_per_step_bytes": round(self.trend.slope_bytes),
@@ -151,14 +158,15 @@ class _GrowthSignal:
         }
 
 
-def _growth_signals(every: Sequence[_PhaseSeries], *, engines_sleep: bool = False) -> Iterator[_GrowthSignal]:
-    """Every signal in the series, in no order. `engines_sleep`: next to the policy, during its update."""
+def _growth_signals(every: Sequence[_PhaseSeries], engine_steps: int | None) -> Iterator[_GrowthSignal]:
+    """Every signal in the series, in no order. `engine_steps`: those in which the present engines slept next to the
+    policy."""
     for series in every:
         if series.last.device_total_bytes:
             yield from _device_signals(series, every)
-            if engines_sleep and (kept := _sleeping_engine_signal(series, every)):
+            if engine_steps and (kept := _sleeping_engine_signal(series, every, engine_steps)):
                 yield kept
-        if host := _host_signal(series):
+        if host := _host_signal(series, every):
             yield host
         if shared := _shared_memory_signal(series):
             yield shared
@@ -170,8 +178,8 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
     in_phase = f"{series.actor} at the end of {series.phase}"
     if trend := _growth(series, attrgetter("allocated_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_allocated_bytes")), _room_of_neighbors(series, every))
-        subject = f"Memory in tensors of {in_phase}"
-        yield _GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role)
+        subject, growth = f"Memory in tensors of {in_phase}", trend.growth_bytes
+        yield _GrowthSignal(FailureClass.RETAINED_GRAPH, series, subject, trend, room, 0.75, series.role, growth)
     elif trend := _growth(series, attrgetter("held_bytes"), total):
         room = min(_own_room(series, every, attrgetter("peak_reserved_bytes")), _room_of_neighbors(series, every))
         is_stuck = last.inactive_split_bytes >= _MOSTLY * (last.reserved_bytes - last.allocated_bytes)
@@ -185,11 +193,15 @@ def _device_signals(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> Iter
         yield _GrowthSignal(FailureClass.FRAGMENTATION, series, subject, trend, room, 0.65, series.role)
 
 
-def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
+def _sleeping_engine_signal(
+    series: _PhaseSeries, every: Sequence[_PhaseSeries], engine_steps: int
+) -> _GrowthSignal | None:
     """Memory that stays on a policy's GPU next to the policy at the end of its update: a sleeping engine keeps it."""
     if series.role != "policy" or series.phase != "update":
         return None
-    trend = _growth(series, attrgetter("others_bytes"), series.last.device_total_bytes)
+    own_steps = max(engine_steps - _WARM_UP_STEPS, 1)
+    of_engine = replace(series, samples=series.samples[-own_steps:])
+    trend = _growth(of_engine, attrgetter("others_bytes"), series.last.device_total_bytes)
     if trend is None:
         return None
     room = _own_room(series, every, attrgetter("peak_reserved_bytes"))
@@ -198,17 +210,24 @@ def _sleeping_engine_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries])
     return _GrowthSignal(cause, series, subject, trend, room, 0.75, "rollout", trend.growth_bytes)
 
 
-def _host_signal(series: _PhaseSeries) -> _GrowthSignal | None:
+def _host_signal(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> _GrowthSignal | None:
+    """The memory of the container is that of all its processes; anonymous memory shows whether this one grows."""
     limit = series.last.host_limit_bytes
-    trend = _growth(series, attrgetter("host_used_bytes"), limit)
-    if trend is None:
+    own = _growth(series, attrgetter("anonymous_bytes"), limit)
+    trends = [trend for trend in (own, _growth(series, attrgetter("host_used_bytes"), limit)) if trend is not None]
+    if not trends:
         return None
-    # The container's memory is that of all its processes; resident memory shows whether this one grows.
-    own = _growth(series, attrgetter("rss_bytes"), limit)
-    subject = f"Host memory in use by processes other than {series.actor}"
-    room, confidence = limit - trend.last_bytes, 0.65 if own is None else 0.75
-    growth = 0 if own is None else own.growth_bytes
-    return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, trend, room, confidence, series.role, growth)
+    subject = f"Host memory {'of' if own else 'in the container of'} {series.actor}"
+    fastest, room = max(trends, key=attrgetter("slope_bytes")), _host_room(series, every)
+    confidence, growth = (0.65, 0) if own is None else (0.75, own.growth_bytes)
+    return _GrowthSignal(FailureClass.HOST_MEMORY, series, subject, fastest, room, confidence, series.role, growth)
+
+
+def _host_room(series: _PhaseSeries, every: Sequence[_PhaseSeries]) -> int:
+    """Bytes by which host memory could have been higher in the tightest phase of the processes of this rank."""
+    limit = series.last.host_limit_bytes
+    beside = [other.last for other in every if other.rank == series.rank and other.last.host_limit_bytes == limit]
+    return min(limit - last.host_used_bytes - max(last.peak_rss_bytes - last.rss_bytes, 0) for last in beside)
 
 
 def _shared_memory_signal(series: _PhaseSeries) -> _GrowthSignal | None:
@@ -276,8 +295,7 @@ class _PhaseSeries:
 
     @property
     def role(self) -> Role:
-        name = self.actor.partition("-")[0]
-        return "policy" if name == "policy" else "rollout" if name == "rollout" else "controller"
+        return _role(self.actor)
 
     @property
     def rank(self) -> int:
@@ -286,6 +304,11 @@ class _PhaseSeries:
 
     def values(self, of: Callable[[MemorySample], int]) -> list[int]:
         return [of(sample) for sample in self.samples]
+
+
+def _role(actor: str) -> Role:
+    name = actor.partition("-")[0]
+    return "policy" if name == "policy" else "rollout" if name == "rollout" else "controller"
 
 
 @dataclass(slots=True)
@@ -303,9 +326,12 @@ class _StepHistory:
                 if self._seen[key] > _WARM_UP_STEPS:
                     self._samples.setdefault(key, deque(maxlen=_MOST_STEPS)).append(sample)
 
-    def clear(self) -> None:
-        self._seen.clear()
-        self._samples.clear()
+    def clear(self, roles: Collection[Role]) -> None:
+        """Drop the samples of `roles`; of all if there are none."""
+        for actor, phase in list(self._seen):
+            if not roles or _role(actor) in roles:
+                del self._seen[actor, phase]
+                self._samples.pop((actor, phase), None)
 
     def series(self) -> Iterator[_PhaseSeries]:
         for (actor, phase), samples in self._samples.items():

@@ -69,8 +69,11 @@ class MemorySample:
     peak_rss_bytes: int = 0
     """Most resident host memory since the phase began."""
 
+    anonymous_bytes: int = 0
+    """Part of the resident memory that is in no file and not shared: memory that only this process can free."""
+
     host_used_bytes: int = 0
-    """Host memory of the container without page cache that can be dropped: the kubelet's working set."""
+    """Host memory of the container without the page cache, which the kernel drops before it kills a process."""
 
     host_limit_bytes: int = 0
     """Limit of the container's memory, or the machine's memory if no limit is lower."""

@@ -13,6 +13,11 @@ from statistics import median
 
 from rljob_memory.sizes import MIB
 
+RESIZE_STEPS = 6
+"""Steps before memory runs out at which the limit of a container is raised. That costs nothing, and takes seconds."""
+RECYCLE_STEPS = 2
+"""The same for a process whose memory grows, which ends and starts anew: late, because that takes time."""
+
 _LEAST_TAU = 0.8
 """Nine pairs in ten grow."""
 
@@ -24,6 +29,7 @@ _LEAST_PAST_GROWTH_SHARE = 0.05
 _LEAST_ONGOING_VALUES = 10
 _LEAST_STEADY_VALUES = 6
 """A series that grows by the same amount each time needs fewer: of 720 orders of 6 values only one grows throughout."""
+_LATEST_VALUES = 4
 _LEAST_TAU_OF_LATER_HALF = 0.7
 _STEADY_FACTOR = 2.0
 """Largest ratio of an increment of a steady series to the usual one, in both directions."""
@@ -32,6 +38,11 @@ _NOT_SLOWING = 0.8
 at random steps is found after 11 of them (medians of simulated jobs)."""
 _FIRM_TAU = 0.95
 """Kendall's tau from which a trend is firm."""
+
+_LEAST_UNCLEAR_STEADY_VALUES = 4
+_LEAST_UNCLEAR_VALUES = 8
+_LEAST_UNCLEAR_TAU = 0.7
+_LEAST_UNCLEAR_TAU_OF_LATER_HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +56,15 @@ class Trend:
     """Number of values."""
 
     slope_bytes: float
-    """Growth from one value to the next: the median over all pairs (Theil and Sen)."""
+    """Growth from one value to the next: the median over all pairs (Theil and Sen), or over those of the latest 4
+    values if they grow faster."""
 
     is_firm: bool
     """Nearly every pair of values grows."""
+
+    is_clear: bool = True
+    """There are enough values, and no sign that growth slows down. False: it is worth an action only shortly before
+    memory runs out, when a false alarm costs less than waiting."""
 
     @property
     def growth_bytes(self) -> int:
@@ -78,17 +94,21 @@ def past_growth(values: Sequence[int]) -> Trend | None:
 def ongoing_growth(values: Sequence[int], least_growth_bytes: float) -> Trend | None:
     """The trend of `values` if they grow by at least `least_growth_bytes` from first to last and are still growing.
 
-    Nine pairs in ten grow, the later half grows too, and hardly slower than the earlier. A series that settles, however
-    many steps up it took, fails the last condition.
+    It is clear if nine pairs in ten grow, and the later half grows, too, and hardly slower than the earlier. A series
+    that settles, however many steps up it took, fails the last condition.
     """
-    if len(values) < _LEAST_STEADY_VALUES or values[-1] - values[0] < max(least_growth_bytes, 1):
+    if len(values) < _LEAST_UNCLEAR_STEADY_VALUES or values[-1] - values[0] < max(least_growth_bytes, 1):
         return None
-    tau = kendall_tau(values)
-    if not _is_steady(values) and (
-        len(values) < _LEAST_ONGOING_VALUES or tau < _LEAST_TAU or not _is_still_growing(values)
+    tau, later_tau = kendall_tau(values), kendall_tau(values[len(values) // 2 :])
+    if _is_steady(values):
+        is_clear = len(values) >= _LEAST_STEADY_VALUES
+    elif (
+        len(values) < _LEAST_UNCLEAR_VALUES or tau < _LEAST_UNCLEAR_TAU or later_tau < _LEAST_UNCLEAR_TAU_OF_LATER_HALF
     ):
         return None
-    return _trend(values, tau)
+    else:
+        is_clear = len(values) >= _LEAST_ONGOING_VALUES and tau >= _LEAST_TAU and _is_still_growing(values)
+    return _trend(values, tau, is_clear=is_clear)
 
 
 def still_grows(values: Sequence[int]) -> bool:
@@ -108,8 +128,9 @@ def theil_sen_slope(values: Sequence[int]) -> float:
     return median((later - earlier) / (j - i) for (i, earlier), (j, later) in numbered)
 
 
-def _trend(values: Sequence[int], tau: float) -> Trend:
-    return Trend(values[0], values[-1], len(values), theil_sen_slope(values), tau >= _FIRM_TAU)
+def _trend(values: Sequence[int], tau: float, *, is_clear: bool = True) -> Trend:
+    slope = max(theil_sen_slope(values), theil_sen_slope(values[-_LATEST_VALUES:]))
+    return Trend(values[0], values[-1], len(values), slope, tau >= _FIRM_TAU, is_clear)
 
 
 def _is_steady(values: Sequence[int]) -> bool:

@@ -48,6 +48,7 @@ class EventReason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     PLACEMENT_TIMED_OUT = "PlacementTimedOut"
     PLAN_CHANGED = "PlanChanged"
+    POD_NOT_RESIZED = "PodNotResized"
     POD_NOT_TERMINATING = "PodNotTerminating"
     POD_REMOVED = "PodRemoved"
     POD_REPLACED = "PodReplaced"

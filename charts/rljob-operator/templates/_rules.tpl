@@ -32,6 +32,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# Memory limits of running pods are raised, within recovery.maxHostMemory. Nothing else of a pod can be patched by it.
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
 # Created, or patched by server-side apply. Read if the name is already taken: only the job's own object is patched.
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]

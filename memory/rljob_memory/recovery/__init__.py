@@ -5,7 +5,7 @@ from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.effects import observed, role_that_shows
 from rljob_memory.recovery.failure import Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.remedies import CHANGEABLE_SETTINGS
-from rljob_memory.recovery.respond import prevent, respond
+from rljob_memory.recovery.respond import more_host_memory, prevent, respond
 from rljob_memory.recovery.state import RecoveryState
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Response",
     "Restart",
     "messages",
+    "more_host_memory",
     "observed",
     "prevent",
     "respond",

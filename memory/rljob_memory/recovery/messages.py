@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, Phase, PlanChange, RemedyStatus, Role
 from rljob_api.quantity import quantity_bytes
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.plan_settings import is_size
-from rljob_memory.recovery.state import ENGINE_PROCESSES, PROCESSES
+from rljob_memory.plan_settings import is_size, texts_of
+from rljob_memory.recovery.state import ENGINE_PROCESSES, POLICY_PROCESSES, PROCESSES
 from rljob_memory.sizes import human_bytes
 
 _LABELS = {
@@ -53,20 +54,21 @@ def out_of_memory_message(role: Role, rank: int, phase: Phase | None, step: int,
 
 def pressure_message(pressure: MemoryPressure) -> str:
     """`policy rank 0 is projected to run out of memory in 12 steps: RetainedGraph: …`."""
-    steps = f"in {pressure.steps_left} step{'' if pressure.steps_left == 1 else 's'}"
+    left = pressure.steps_left
+    steps = f"in {left} step{'' if left == 1 else 's'}" if left else "in this step"
     process = process_name(pressure.role, pressure.rank)
     return f"{process} is projected to run out of memory {steps}: {_cause(pressure.diagnosis)}"
 
 
 # --- a change and its effect ---
 
+_RESTARTED = {PROCESSES: "processes", ENGINE_PROCESSES: "the engines", POLICY_PROCESSES: "the policy's processes"}
+
 
 def setting_message(remedy: RemedyStatus) -> str:
     """`kvCache 16Gi → 12Gi`."""
-    if remedy.setting == PROCESSES:
-        return "restarting processes, the memory plan is unchanged"
-    if remedy.setting == ENGINE_PROCESSES:
-        return "restarting the engines, the memory plan is unchanged"
+    if remedy.setting in _RESTARTED:
+        return f"restarting {_RESTARTED[remedy.setting]}, the memory plan is unchanged"
     return f"{remedy.setting} {remedy.before} → {remedy.after}"
 
 
@@ -75,6 +77,14 @@ def changed_message(change: PlanChange) -> str:
     expected = f", {effect}" if (effect := _expected_effect(change.remedy)) else ""
     early = ", before a failure" if change.preventive else ""
     return f"{setting_message(change.remedy)} (generation {change.generation}{expected}{early})"
+
+
+def raised_limit_message(before: MemoryPlan | None, after: MemoryPlan, pressure: MemoryPressure) -> str:
+    """`hostMemory default → 12Gi in the running pods, before a failure: policy rank 0 is projected to …`."""
+    old, new = ({} if plan is None else texts_of(plan) for plan in (before, after))
+    [name] = [name for name in new if old.get(name) != new[name]]
+    raised = f"{name} {old.get(name, 'default')} → {new[name]}"
+    return f"{raised} in the running pods, before a failure: {pressure_message(pressure)}"
 
 
 def recovering_message(change: PlanChange) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rljob_api.memory_failure import Activity
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import Role
 from rljob_memory.budget import Phase, others
 from rljob_memory.budget.gpu import (
     SMALLEST_BUCKET_BYTES,
@@ -155,8 +156,9 @@ def _kv_cache_is_in_the_way(case: Case) -> bool:
     return case.role == "rollout" or (case.role == "policy" and case.shares_gpu and case.kv_cache_is_awake)
 
 
-def engine_grows(case: Case) -> bool:
-    return case.is_preventive and case.role == "rollout" and bool(case.number("own_growth_bytes"))
+def will_grow_in(role: Role) -> Callable[[Case], bool]:
+    """True before a failure of a process of `role` whose memory grows without a known reason."""
+    return lambda case: case.is_preventive and case.role == role and bool(case.number("own_growth_bytes"))
 
 
 def engine_kept_memory(case: Case) -> bool:

@@ -17,7 +17,7 @@ from rljob_memory.recovery import next_values as values
 from rljob_memory.recovery import pod_limits
 from rljob_memory.recovery.constraints import LEVELS
 from rljob_memory.recovery.failure import Case
-from rljob_memory.recovery.state import ENGINE_PROCESSES, NOT_OF_THE_PLAN, PROCESSES
+from rljob_memory.recovery.state import ENGINE_PROCESSES, NOT_OF_THE_PLAN, POLICY_PROCESSES, PROCESSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ _OUTSIDE_A_STEP = (Class.ACTIVATION_SPIKE, Class.KV_CACHE_OVERSIZED, Class.WEIGH
 """Failures next to an optimizer's state, or a KV cache, that waits."""
 _BESIDE_A_KV_CACHE = (*_OUTSIDE_A_STEP, Class.ALLOCATOR_CACHE, Class.ENGINE_NOT_ASLEEP)
 _HELD_BY_OTHERS = (Class.FOREIGN_PROCESS, Class.CONTROLLER_CONTEXT)
+_LEAKS = (Class.RETAINED_GRAPH, Class.HOST_MEMORY)
 _OF_THE_HOST = (Class.HOST_MEMORY, Class.SHARED_MEMORY)
 
 POLICY_GPUS = Remedy(
@@ -169,13 +170,20 @@ REMEDIES: Sequence[Remedy] = (
         lambda case: None if case.in_optimizer_step else values.state_to_host(case),
     ),
     Remedy("optimizer_offload", (Class.HOST_MEMORY,), values.state_to_gpu),
-    # The start of an engine, and no step: its weights come with the next sync. Engines have been seen to keep more GPU
-    # memory after each sleep (NVIDIA-NeMo/RL 2619, vllm-project/vllm 36651); no setting prevents that.
+    # The start of an engine, and no step: its weights come with the next sync. A leak ends with its process; engines
+    # have been seen to keep more GPU memory after each sleep (NVIDIA-NeMo/RL 2619, vllm-project/vllm 36651).
     Remedy(
         ENGINE_PROCESSES,
-        (Class.ENGINE_NOT_ASLEEP, Class.HOST_MEMORY),
-        values.to("fresh", values.engine_grows),
+        (Class.ENGINE_NOT_ASLEEP, *_LEAKS),
+        values.to("fresh", values.will_grow_in("rollout")),
         owner="rollout",
+        excess=values.number("own_growth_bytes"),
+    ),
+    # The start of the policy, and a checkpoint. After a failure, it starts anew whenever its processes are unusable.
+    Remedy(
+        POLICY_PROCESSES,
+        _LEAKS,
+        values.to("fresh", values.will_grow_in("policy")),
         excess=values.number("own_growth_bytes"),
     ),
     Remedy(

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus, Role
 from rljob_api.roles import LoraSpec
 from rljob_api.step_report import Evidence, MemoryPressure
@@ -27,8 +28,10 @@ from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
 from rljob_memory.recovery.ladder import Ladder, Rung, best, ladder_of, last_resort
+from rljob_memory.recovery.pod_limits import larger_limit
 from rljob_memory.recovery.remedies import POLICY_GPUS
-from rljob_memory.recovery.state import ENGINE_PROCESSES, RecoveryState, counts
+from rljob_memory.recovery.state import ENGINE_PROCESSES, POLICY_PROCESSES, RecoveryState, counts
+from rljob_memory.trend import RECYCLE_STEPS, RESIZE_STEPS
 from rljob_memory.workload import MOMENT_BYTES
 
 MOST_CHANGES_WITHOUT_PROGRESS = 10
@@ -61,8 +64,8 @@ def respond(report: FailureReport, state: RecoveryState, constraints: Constraint
 def prevent(
     pressure: MemoryPressure, state: RecoveryState, constraints: Constraints, *, attempt: int, step: int, time: datetime
 ) -> Changed | None:
-    """A change before `step` that acts on the failure to come, of live processes or by new engines; None if there is
-    none.
+    """A change before `step` that acts on the failure to come: of live processes, or, in the last steps before it, new
+    processes of the role whose memory grows. None if there is none.
 
     It costs no adjustment.
     """
@@ -78,11 +81,33 @@ def prevent(
         dead=frozenset(),
         is_preventive=True,
     )
-    reachable = ladder_of(case).reachable
-    cheap = [rung for rung in reachable if rung.level == "Live" or rung.remedy.setting == ENGINE_PROCESSES]
+    is_due = pressure.steps_left <= RECYCLE_STEPS
+    cheap = [
+        rung
+        for rung in ladder_of(case).reachable
+        if rung.level == "Live" or (is_due and rung.remedy.setting in (ENGINE_PROCESSES, POLICY_PROCESSES))
+    ]
     if not cheap:
         return None
     return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time), constraints)
+
+
+def more_host_memory(pressure: MemoryPressure, state: RecoveryState, constraints: Constraints) -> MemoryPlan | None:
+    """The plan with a larger memory limit for the pods like the one that is about to reach its limit; None if it is not
+    due, or not allowed.
+
+    The generation stays: it counts the changes that processes adopt, and a trainer counts them at the same time.
+    """
+    failure_class = class_of(pressure.diagnosis)
+    is_due = failure_class is FailureClass.HOST_MEMORY and pressure.steps_left <= RESIZE_STEPS
+    if state.plan is None or not constraints.may_change_plan or not is_due:
+        return None
+    setting = "controller_host_memory_bytes" if pressure.role == "controller" else "host_memory_bytes"
+    case = Case(failure_class, pressure.diagnosis, pressure.role, None, state, constraints, frozenset())
+    if (getattr(state.plan, setting) or 0) > (case.number("limit_bytes") or 0):
+        return None  # the limit was raised after the report
+    limit = larger_limit(case)
+    return None if limit is None else state.plan.model_copy(update={setting: limit})
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:

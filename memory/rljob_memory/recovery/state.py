@@ -16,7 +16,10 @@ PROCESSES = "processes"
 ENGINE_PROCESSES = "engineProcesses"
 """The same for the processes of the engines alone."""
 
-NOT_OF_THE_PLAN = frozenset({PROCESSES, ENGINE_PROCESSES})
+POLICY_PROCESSES = "policyProcesses"
+"""The same for the processes of the policy."""
+
+NOT_OF_THE_PLAN = frozenset({PROCESSES, ENGINE_PROCESSES, POLICY_PROCESSES})
 
 POLICY_GPUS = "policyGpus"
 """Name of the setting in a change that grows the policy."""

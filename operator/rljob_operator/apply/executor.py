@@ -12,18 +12,19 @@ import structlog
 
 from rljob_api.bounds import within_bounds
 from rljob_api.conditions import ConditionType
+from rljob_api.quantity import byte_quantity
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import ExitDecision
 from rljob_operator import labels
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.object_writer import LARGEST_WAVE, ObjectWriter, in_waves
-from rljob_operator.events import EventNote
+from rljob_operator.events import EventNote, EventReason
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import ApiError, Conflict, NotFound
+from rljob_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from rljob_operator.kube.resources import MEMORY_PROFILES, PODS, RLJOBS, STEP_REPORTS, WORKLOADS, Object
 from rljob_operator.kube.watch import Key
-from rljob_operator.objects.attempt import Manifest
-from rljob_operator.reconcile.desired import Desired, PodDeletion
+from rljob_operator.objects.attempt import CONTAINER, Manifest
+from rljob_operator.reconcile.desired import Desired, PodDeletion, PodResize
 from rljob_operator.reconcile.observed import ObservedJob
 
 _log = structlog.get_logger(__name__)
@@ -44,11 +45,13 @@ class Executor:
         self._saw = saw
         self._objects = ObjectWriter(client, saw)
         self._decisions: dict[Key, tuple[str, ExitDecision]] = {}
+        self._refused_resizes: dict[Key, set[PodResize]] = {}
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
         self._objects.forget(job)
         self._decisions.pop(job, None)
+        self._refused_resizes.pop(job, None)
 
     async def execute(self, desired: Desired, job: ObservedJob) -> None:
         """Execute all writes of `desired`.
@@ -61,6 +64,7 @@ class Executor:
         added = {"finalizers": [*job.finalizers, labels.FINALIZER]} if desired.finalizer is True else {}
         if claimed or added:
             version = await self._patch_metadata(job, version, {**claimed, **added})
+        await in_waves([partial(self._resize_pod, resize, job) for resize in desired.resize_pods], LARGEST_WAVE)
         refusal = await self._objects.make(desired, job)
         await in_waves([partial(self._delete_pod, deletion, job) for deletion in desired.delete_pods], LARGEST_WAVE)
         for workload in desired.delete_workloads:
@@ -144,6 +148,27 @@ class Executor:
             _log.warning("memory profile not written", profile=name, error=error.message)
 
     # --- pods and Workloads ---
+
+    async def _resize_pod(self, resize: PodResize, job: ObservedJob) -> None:
+        """Raise the limit, unless that was refused before, or the pod is gone or replaced by another of its name."""
+        refused = self._refused_resizes.setdefault((job.namespace, job.name), set())
+        if resize in refused:
+            return
+        memory = {"memory": byte_quantity(resize.limit_bytes)}
+        resources = {"limits": memory} | ({"requests": memory} if resize.with_request else {})
+        patch = {"metadata": {"uid": resize.uid}, "spec": {"containers": [{"name": CONTAINER, "resources": resources}]}}
+        try:
+            self._saw(await self._client.resize(resize.name, patch, job.namespace))
+        except Conflict:
+            return
+        except (Forbidden, Invalid, NotFound) as error:
+            refused.add(resize)
+            if f'"{resize.name}" not found' not in error.message:
+                message = (
+                    f"pod {resize.name} keeps its memory limit until it is replaced, instead of {memory['memory']}: "
+                    f"{error.message}"
+                )
+                self._recorder.record(job, EventNote("Warning", EventReason.POD_NOT_RESIZED.value, message))
 
     async def _delete_pod(self, deletion: PodDeletion, job: ObservedJob) -> None:
         """Delete the pod, unless it is gone or replaced by another one of its name."""

@@ -28,13 +28,14 @@ from yarl import URL
 
 from rljob_operator.kube.decoding import decode
 from rljob_operator.kube.errors import RetryPolicy, Unavailable, error_of
-from rljob_operator.kube.resources import Object, Resource, resource_of
+from rljob_operator.kube.resources import PODS, Object, Resource, resource_of
 from rljob_operator.labels import FIELD_MANAGER
 from rljob_operator.metrics import API_REQUESTS
 
 _MANAGER = {"fieldManager": FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
 _MERGE_PATCH = "application/merge-patch+json"
+_STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE = 100
@@ -141,6 +142,11 @@ class ApiClient:
         """JSON merge patch. Raises Conflict if the patch names a resourceVersion that is not the current one."""
         path = resource.path(namespace, name, subresource)
         return await self._request("patch", resource, path, _MANAGER, patch, content_type=_MERGE_PATCH)
+
+    async def resize(self, pod: str, patch: Object, namespace: str) -> Object:
+        """Strategic merge patch of the resources of a pod's containers. Raises NotFound also before Kubernetes 1.33."""
+        path = PODS.path(namespace, pod, "resize")
+        return await self._request("patch", PODS, path, _MANAGER, patch, content_type=_STRATEGIC_PATCH)
 
     async def update(self, resource: Resource, name: str, manifest: Object, namespace: str | None = None) -> Object:
         """Replace the object. Raises Conflict if the manifest does not have the current resourceVersion."""

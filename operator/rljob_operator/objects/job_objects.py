@@ -23,7 +23,13 @@ from rljob_operator.objects.placement import (
     place_controller,
     tolerate_gpu_nodes,
 )
-from rljob_operator.objects.pod_resources import apply_planned_memory, refuse_gpus, require_gpus, set_predicted_limit
+from rljob_operator.objects.pod_resources import (
+    enlarge_shared_memory,
+    raise_memory_limit,
+    refuse_gpus,
+    require_gpus,
+    set_predicted_limit,
+)
 from rljob_operator.objects.pod_template import merge_template, role_of
 from rljob_operator.objects.pod_volumes import has_plan_file
 from rljob_operator.objects.pods import at_index, build_controller_pod, build_worker_pod
@@ -138,7 +144,7 @@ def _build_roles(attempt: JobAttempt) -> list[_RolePods]:
     roles += [_build_workers(attempt, group) for group in attempt.layout.workers]
     left_bytes = MAX_BYTES_OF_ALL_PODS
     for role in roles:
-        apply_planned_memory(role.pod, attempt)
+        enlarge_shared_memory(role.pod, attempt)
         match attempt.gang:
             case "Kueue":
                 join_kueue_group(attempt, role.pod)
@@ -147,6 +153,7 @@ def _build_roles(attempt: JobAttempt) -> list[_RolePods]:
             case "Native":
                 pass  # the operator itself releases pods that cannot all be placed
         left_bytes -= _finish(role.pod) * len(role.names)
+        raise_memory_limit(role.pod, attempt)  # not in the digest: running pods get it, too
     if left_bytes < 0:
         raise InvalidTemplate(
             f"spec: expected at most {MAX_BYTES_OF_ALL_PODS >> 20} MiB for the manifests of all pods together, found "

@@ -90,9 +90,8 @@ def set_predicted_limit(pod: Pod, attempt: JobAttempt, group: WorkerPods) -> Non
         container["resources"] = {**container["resources"], "limits": {**limits, "memory": byte_quantity(limit)}}
 
 
-def apply_planned_memory(pod: Pod, attempt: JobAttempt) -> None:
-    """Raise the pod's memory limit and request, and its /dev/shm if it is an emptyDir, to the plan's; never lower
-    them."""
+def raise_memory_limit(pod: Pod, attempt: JobAttempt) -> None:
+    """Raise the pod's memory limit and request to those of the plan; never lower them."""
     plan = attempt.plan
     if plan is None:
         return
@@ -102,9 +101,14 @@ def apply_planned_memory(pod: Pod, attempt: JobAttempt) -> None:
     if larger := _larger(host_memory_bytes, limits.get("memory")):
         memory = {"memory": larger}
         container["resources"] = {**container["resources"], "limits": limits | memory, "requests": requests | memory}
+
+
+def enlarge_shared_memory(pod: Pod, attempt: JobAttempt) -> None:
+    """Enlarge the pod's /dev/shm, if it is an emptyDir, to that of the plan; never reduce it."""
+    size_bytes = attempt.plan.shared_memory_bytes if attempt.plan else None
     for volume in pod["spec"]["volumes"]:
         directory = volume.get("emptyDir") if volume["name"] == SHARED_MEMORY_VOLUME else None
-        if isinstance(directory, dict) and (larger := _larger(plan.shared_memory_bytes, directory.get("sizeLimit"))):
+        if isinstance(directory, dict) and (larger := _larger(size_bytes, directory.get("sizeLimit"))):
             volume["emptyDir"] = directory | {"sizeLimit": larger}
 
 

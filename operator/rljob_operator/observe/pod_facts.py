@@ -83,7 +83,9 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         evicted=_evicted(status, conditions.get("DisruptionTarget") or {}),
         disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
         restart_count=int(ours.get("restartCount") or 0),
-        memory_limit_bytes=_memory_limit_bytes(container),
+        memory_limit_bytes=_memory_bytes(container, "limits"),
+        memory_request_bytes=_memory_bytes(container, "requests"),
+        resize_pending=str((conditions.get("PodResizePending") or {}).get("message") or "")[:_MAX_TEXT],
         shared_memory_bytes=_shared_memory_bytes(spec),
         restarts_in_place=any(r["action"] == RESTART_ALL_CONTAINERS for r in container.get("restartPolicyRules") or ()),
         spec_digest=(metadata.get("annotations") or {}).get(labels.SPEC_DIGEST, ""),
@@ -94,8 +96,8 @@ def _is_number(label: str) -> bool:
     return label.isdecimal() and len(label) <= _MAX_DIGITS
 
 
-def _memory_limit_bytes(container: Object) -> int | None:
-    return _bytes(((container.get("resources") or {}).get("limits") or {}).get("memory"))
+def _memory_bytes(container: Object, kind: str) -> int | None:
+    return _bytes(((container.get("resources") or {}).get(kind) or {}).get("memory"))
 
 
 def _shared_memory_bytes(spec: Object) -> int | None:

@@ -25,6 +25,17 @@ class PodDeletion:
 
 
 @dataclass(frozen=True, slots=True)
+class PodResize:
+    """Raise the memory limit of the container `rljob` of this very pod, which keeps running."""
+
+    name: str
+    uid: str
+    limit_bytes: int
+    with_request: bool
+    """The request equals the limit, and has to stay equal: a pod cannot change its QoS class."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """Writes to execute; the default is none.
 
@@ -45,6 +56,8 @@ class Desired:
     """Create if absent, pods last; an existing object is not changed."""
     verify: tuple[Manifest, ...] = ()
     """Create again if it was deleted; an existing object is not changed. Done last."""
+    resize_pods: tuple[PodResize, ...] = ()
+    """Done first. A refusal is an Event, and is not repeated."""
     delete_pods: tuple[PodDeletion, ...] = ()
     delete_workloads: tuple[str, ...] = ()
     """Kueue's Workloads, by name: Kueue releases pods that it has not admitted when their Workload is deleted."""

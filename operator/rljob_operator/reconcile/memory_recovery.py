@@ -15,7 +15,7 @@ from rljob_api.status import OutOfMemoryStatus, Role
 from rljob_api.step_report import Evidence
 from rljob_memory.budget import setup_of
 from rljob_memory.diagnosis import FailureClass, diagnosed
-from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages
+from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, messages, more_host_memory
 from rljob_memory.recovery.constraints import policy_growth
 from rljob_memory.recovery.state import latest_answer
 from rljob_operator.events import EventReason
@@ -103,6 +103,21 @@ def record_answer(answer: Changed, draft: StatusDraft) -> None:
     draft.change_attempt(diagnosis=answer.change.diagnosis, remedy=answer.change.remedy)
     _record_state(answer.state, draft)
     draft.event("Normal", EventReason.PLAN_CHANGED, messages.changed_message(answer.change))
+
+
+def prevent_kill(view: JobView, draft: StatusDraft) -> None:
+    """Raise the memory limit in the plan if a container is about to reach it. The next reconcile resizes the pods."""
+    report = view.report_of_attempt
+    pressure = report.memory_pressure if report else None
+    if pressure is None:
+        return
+    place = view.layout.pod_of(pressure.role, pressure.rank)
+    pod = next((pod for pod in view.pods if (pod.role, pod.index) == place), None)
+    state = recovery_state(draft, view)
+    plan = more_host_memory(pressure, state, constraints_of(pod, view)) if pod else None
+    if plan is not None:
+        draft.set(plan=plan)
+        draft.event("Normal", EventReason.PLAN_CHANGED, messages.raised_limit_message(state.plan, plan, pressure))
 
 
 def _record_state(state: RecoveryState, draft: StatusDraft) -> None:

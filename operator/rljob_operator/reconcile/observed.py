@@ -101,6 +101,10 @@ class ObservedPod:
     restart_count: int = 0
     memory_limit_bytes: int | None = None
     """Host memory limit of the container `rljob`; None without a limit."""
+    memory_request_bytes: int | None = None
+    """Host memory request of the container `rljob`; None without a request."""
+    resize_pending: str = ""
+    """Message of the kubelet about a new memory limit that its node has no room for."""
     shared_memory_bytes: int | None = None
     """Size of its /dev/shm; None without a limit."""
     restarts_in_place: bool = False
@@ -151,6 +155,8 @@ class ObservedNode:
     """Allocatable GPUs."""
     usable: bool
     """Ready and not cordoned."""
+    memory_bytes: int = 0
+    """Allocatable host memory; 0 if it is not known."""
     tainted: bool = False
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
     restarts_in_place: bool = False

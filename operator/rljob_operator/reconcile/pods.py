@@ -20,7 +20,7 @@ from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import JobAttempt
 from rljob_operator.objects.job_objects import JobObjects, build_job_objects
 from rljob_operator.objects.strategic_merge import InvalidTemplate
-from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult, Desired
+from rljob_operator.reconcile.desired import AttemptFailure, AttemptResult, Desired, PodResize
 from rljob_operator.reconcile.observed import ObservedPod
 from rljob_operator.reconcile.placement import controller_placement, gang_of, unplaceable
 from rljob_operator.reconcile.pod_deletion import delete_pods
@@ -174,6 +174,30 @@ def exit_decision(view: JobView) -> ExitDecision | None:
     else:
         decision = ExitDecision(attempt=waiting, next_attempt=latest.number, plan_generation=latest.plan_generation)
     return None if decision == report.decision else decision
+
+
+# --- Larger limits of running pods ---
+
+
+def resizes(view: JobView) -> tuple[PodResize, ...]:
+    """Return the running pods whose memory limit is below that in the plan, as far as their nodes have memory.
+
+    New pods get the limit from the plan (`objects.pod_resources`).
+    """
+    plan = view.status.plan
+    if plan is None:
+        return ()
+    allocatable = {node.name: node.memory_bytes for node in view.observed.nodes if node.memory_bytes}
+    found = []
+    for pod in view.pods:
+        before = pod.memory_limit_bytes
+        planned = plan.controller_host_memory_bytes if pod.role == "controller" else plan.host_memory_bytes
+        if before is None or planned is None or pod.node is None or pod.ended or pod.deleting:
+            continue
+        limit = min(planned, allocatable.get(pod.node, planned))
+        if limit > before:
+            found.append(PodResize(pod.name, pod.uid, limit, with_request=pod.memory_request_bytes == before))
+    return tuple(found)
 
 
 # --- Lost rollout pods ---

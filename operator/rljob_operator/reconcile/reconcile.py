@@ -24,7 +24,7 @@ from rljob_operator.reconcile.desired import AttemptResult, Desired
 from rljob_operator.reconcile.failures import attempt_result, seconds_until_cause_is_clear
 from rljob_operator.reconcile.finished import conclude, fail, resumption_message, run_finished
 from rljob_operator.reconcile.fits import not_admitted, set_fits
-from rljob_operator.reconcile.memory_recovery import record_plan
+from rljob_operator.reconcile.memory_recovery import prevent_kill, record_plan
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.reconcile.placement import (
     half_placed_seconds_left,
@@ -154,10 +154,12 @@ def _run_attempt(view: JobView, draft: StatusDraft) -> Desired:
     conditions.set_running(view, draft)
     conditions.set_recovering(view, draft)
     conditions.set_memory_pressure(view, draft)
+    prevent_kill(view, draft)
     deletions = pods.delete_lost(lost, view)
     desired = _create_missing_pods(view, draft) if view.missing else _verify_objects(view)
     return replace(
         desired,
+        resize_pods=pods.resizes(view),
         delete_pods=deletions.delete_pods,
         events=desired.events + deletions.events,
         requeue_after_seconds=soonest(

@@ -297,7 +297,9 @@ def _decisive(status: RLJobStatus) -> dict[str, Any]:
         attempt.model_copy(update={"diagnosis": None, "remedy": attempt.remedy and _ANY_REMEDY})
         for attempt in status.attempts
     ]
-    return _without(status, _PROGRESS | _REPORTED) | {"conditions": conditions, "attempts": attempts}
+    limits = [getattr(status.plan, name, None) for name in ("host_memory_bytes", "controller_host_memory_bytes")]
+    decided = {"conditions": conditions, "attempts": attempts, "limits": limits}
+    return _without(status, _PROGRESS | _REPORTED) | decided
 
 
 # --- Size ---

@@ -74,6 +74,36 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: AdminKubectl, kubectl:
     assert status(job)["lastOutOfMemory"]["diagnosis"]["class"] == "SharedMemory"
 
 
+def test_a_running_pod_gets_a_larger_limit_before_the_kernel_kills(jobs: AdminKubectl) -> None:
+    """6 GiB are leaked, three times the first limit of what the pod does not use."""
+    leak = {"class": "Leak", "phase": "update", "step": 1, "times": 30}
+    jobs.apply(
+        digits(
+            algorithm={"steps": 30, "promptsPerStep": 8, "groupSize": 8, "maxResponseTokens": 64},
+            policy=limited("4Gi", WITHOUT_RAYS_MONITOR),
+            recovery={"maxHostMemory": "8Gi", "maxAdjustments": 0, "maxRestarts": 0},
+            faultInjection=faults(leak),
+        )
+    )
+    jobs.wait("stepreport", "digits", at_step(1), PATIENCE_SECONDS)
+    before = jobs.get("pod", "digits-policy-0")
+    jobs.wait("rljob", "digits", lambda job: status(job).get("plan", {}).get("hostMemory"), PATIENCE_SECONDS)
+    resized = jobs.wait("pod", "digits-policy-0", lambda pod: _limit_bytes(pod) >= 6 << 30, PATIENCE_SECONDS)
+    assert resized["metadata"]["uid"] == before["metadata"]["uid"]
+    assert resized["status"]["containerStatuses"][0]["restartCount"] == 0
+    job = jobs.wait("rljob", "digits", finished, PATIENCE_SECONDS)
+    assert holds("Complete")(job), status(job)
+    assert [attempt["reason"] for attempt in status(job)["attempts"]] == ["AllStepsCommitted"]
+    assert (status(job)["adjustments"], status(job)["restarts"]) == (0, 0)
+    assert set(changes(job)) <= {"policyProcesses"}, "at the bound, its process is replaced"
+
+
+def _limit_bytes(pod: Object) -> int:
+    """The limit that the kubelet has set."""
+    [container] = pod["status"]["containerStatuses"]
+    return quantity_bytes(container.get("resources", {}).get("limits", {}).get("memory", "0"))
+
+
 def test_a_lost_process_costs_no_pod_its_place(jobs: AdminKubectl) -> None:
     lost = {"class": "WorkerLost", "phase": "update", "step": 3}
     jobs.apply(digits(algorithm={"steps": 300}, policy={"gpusPerReplica": 0}, faultInjection=faults(lost)))

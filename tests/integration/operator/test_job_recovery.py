@@ -160,3 +160,27 @@ def test_a_decision_never_reaches_a_report_that_has_replaced_another(
     refused = refusal(api.merge, "stepreports", "job", patch, namespace, "status")
     assert refused is not None
     assert refused.status == 409
+
+
+def test_running_pods_get_a_larger_limit_before_the_kernel_kills(job: WatchedJob, operator: OperatorProcess) -> None:
+    job.create(**SPEC).run()
+    pod = job.policy_pod()
+    diagnosis = {"class": "HostMemory", "confidence": 0.95, "message": "it grows", "numbers": {"limit_bytes": 8 << 30}}
+    job.report(4, 1, plan=PLAN, memoryPressure={"diagnosis": diagnosis, "role": "policy", "rank": 0, "stepsLeft": 0})
+    eventually(lambda: "10Gi" in memory_limits(job), "the raised limit", context=lambda: job.status)
+    assert job.policy_pod()["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert job.status["plan"]["hostMemory"] == 10 << 30
+    assert (job.attempt, job.status.get("planChanges", [])) == (1, [])
+    eventually(lambda: "PlanChanged" in job.event_reasons(), "an Event")
+    assert "PodNotResized" not in job.event_reasons()
+
+
+def test_a_pod_that_has_replaced_another_is_not_resized(job: WatchedJob, api: ResourceClient, namespace: str) -> None:
+    job.create(**SPEC).run()
+    name = job.policy_pod()["metadata"]["name"]
+    resources = {"limits": {"memory": "9Gi"}}
+    patch = {"metadata": {"uid": "another"}, "spec": {"containers": [{"name": "rljob", "resources": resources}]}}
+    refused = refusal(api.resize, name, patch, namespace)
+    assert refused is not None
+    assert refused.status in (409, 422)
+    assert "8Gi" in memory_limits(job)

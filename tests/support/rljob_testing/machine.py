@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -54,3 +55,23 @@ def run_for(command: Sequence[str | Path], log: Path, seconds: float, variables:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             process.wait()
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A new cgroup with this memory limit, in which the caller writes process ids to `cgroup.procs`. Its processes are
+    killed at the end. Raises OSError if this process may not create one."""
+    root = Path("/sys/fs/cgroup")
+    is_first_version = (root / "memory").is_dir()
+    group = root / ("memory" if is_first_version else "") / f"rljob-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("memory.limit_in_bytes" if is_first_version else "memory.max")).write_text(str(limit_bytes))
+        yield group
+    finally:
+        while left := (group / "cgroup.procs").read_text().split():
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            time.sleep(0.1)
+        group.rmdir()

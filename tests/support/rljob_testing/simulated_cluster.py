@@ -142,6 +142,11 @@ class SimulatedCluster:
             write()
             self.finalizer = self.finalizer or desired.finalizer is True
             self.operator = desired.claim or self.operator
+        for resize in desired.resize_pods:
+            write()
+            pod = self.pods.get(resize.name)
+            if pod is not None and pod.uid == resize.uid:
+                self._change(pod.name, memory_limit_bytes=resize.limit_bytes)
         for _ in desired.apply:
             write()
         for manifest in desired.create:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ import pytest
 from rljob_api.job import RLJobSpec
 from rljob_api.roles import PolicySpec
 from rljob_client.errors import BadInput, RunError
+from rljob_memory.sample import MemorySample
+from rljob_testing.patience import PATIENCE_SECONDS
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.hardware import Machine
@@ -40,7 +43,7 @@ class Agents:
 def placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPlacement:
     monkeypatch.setattr(pod_placement, "WorkerAgents", Agents)
     environment = ControllerEnvironment.read(pod_variables(tmp_path, RLJOB_WORKERS="3"))
-    return PodPlacement(environment, tmp_path / "log")
+    return PodPlacement(environment, tmp_path / "log", lambda _samples: None)
 
 
 def test_a_worker_that_answers_again_counts_with_its_new_kills(placement: PodPlacement) -> None:
@@ -76,6 +79,30 @@ def test_a_dev_shm_that_is_too_small_is_attributed_to_a_process_of_its_pod(
     head, enough, small = node(1 << 30), node(1 << 30, **{"worker-0": 1}), node(576 << 20, **{"worker-2": 1})
     assert blamed(head, enough, small) == "policy-2"
     assert blamed(node(576 << 20), enough) is None, "the controller"
+
+
+def test_host_memory_of_all_containers_is_looked_at_until_the_attempt_ends(
+    placement: PodPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of the second worker does not answer."""
+    seen: Queue[Mapping[str | None, MemorySample]] = Queue()
+    sample = MemorySample(host_used_bytes=1, host_limit_bytes=2)
+    agents = SimpleNamespace(call=lambda *_: [None] * 3, answers=lambda *_: {0: sample, 2: sample})
+    monkeypatch.setattr(pod_placement, "LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(placement, "_on_host_memory", seen.put)
+    monkeypatch.setattr(placement, "_connect", lambda: None)
+    monkeypatch.setattr(placement, "_agents", agents)
+    monkeypatch.setattr(placement, "_starting", SimpleNamespace(kill=lambda: None, wait=lambda: None), raising=False)
+    monkeypatch.setattr(pod_placement, "_wait_for_workers", lambda *_: None)
+    monkeypatch.setattr(pod_placement, "role_hosts", lambda *_: SimpleNamespace(device="cuda"))
+    display = cast(RunDisplay, SimpleNamespace(phase=print, note=print))
+    placement.survey(spec_of(PolicySpec(replicas=3)), display, cast(StopRequest, False))
+    found = seen.get(timeout=PATIENCE_SECONDS)
+    assert found.keys() == {None, "policy-0", "policy-2"}
+    assert found["policy-2"] == sample
+    placement.__exit__(None, None, None)
+    assert placement._watch is not None
+    assert not placement._watch.is_alive()
 
 
 def wait(monkeypatch: pytest.MonkeyPatch, joins: dict[int, float], stop: object = False) -> tuple[float, list[str]]:

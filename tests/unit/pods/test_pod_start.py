@@ -12,7 +12,10 @@ import pytest
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.manifest import load_manifest
+from rljob_api.step_report import MemoryPressure
 from rljob_api.termination_message import read_termination_message
+from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import GIB
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.runs import write_manifest
 from rljob_trainer.pods import attempt_start
@@ -191,3 +194,24 @@ def test_a_pod_is_ready_when_the_roles_work_on_a_step_and_not_before(tmp_path: P
     listener.phase_began(1, "sync")
     assert ready.exists()
     listener.close(1)
+
+
+def test_the_container_with_least_room_is_reported_until_it_has_more(tmp_path: Path) -> None:
+    reported: list[MemoryPressure | None] = []
+
+    class CollectingListener(AttemptListener):
+        def _set(self, *, urgent: bool = False, **fields: Any) -> None:
+            reported.append(fields["memory_pressure"])
+
+    def container(used: int, limit: int = 16) -> MemorySample:
+        return MemorySample(host_used_bytes=used * GIB, host_limit_bytes=limit * GIB)
+
+    listener = CollectingListener(None, 2, tmp_path / "ready")
+    for tightest in (container(3), container(16), container(16), container(16, limit=24)):
+        listener.host_memory({None: container(1), "policy-2": tightest, "rollout-0": MemorySample()})
+    listener.host_memory({None: container(16)})
+    first, second, third = reported
+    assert (first and first.role, first and first.rank) == ("policy", 2)
+    assert second is None, "its limit was raised"
+    assert third is not None
+    assert third.role == "controller"

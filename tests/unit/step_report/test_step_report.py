@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.plan_change import Phase
-from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, StepReport, StepReportStatus
+from rljob_api.plan_change import DiagnosisStatus, Phase
+from rljob_api.step_report import MAX_RANKS_REPORTED, Evidence, MemoryPressure, StepReport, StepReportStatus
 from rljob_memory.sample import MemorySample
 from rljob_testing.memory_plans import memory_facts, memory_plan
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
@@ -70,6 +70,25 @@ def test_a_missing_reward_is_omitted_and_an_absent_phase_took_no_time() -> None:
     assert (report.step, report.reward) == (1, None)
     assert report.seconds is not None
     assert (report.seconds.rollout, report.seconds.update, report.seconds.checkpoint) == (0.6, 0.3, 0.0)
+
+
+def test_a_shortage_within_a_step_is_reported_at_once_and_before_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressure(class_name: str, **numbers: int) -> MemoryPressure:
+        diagnosis = DiagnosisStatus(class_name=class_name, confidence=0.9, message="it grows", numbers=numbers)
+        return MemoryPressure(diagnosis=diagnosis, role="policy", steps_left=9)
+
+    monkeypatch.setattr(reporter_module, "INTERVAL_SECONDS", 3600.0)
+    store = StoredReports()
+    reporter = reporter_of(store)
+    store.wait_for(1)
+    forecast, shortage = pressure("RetainedGraph"), pressure("HostMemory", limit_bytes=8 << 30)
+    reporter.pressure(forecast)
+    reporter.shortage(shortage)
+    assert store.wait_for(2).memory_pressure == shortage
+    reporter.pressure(forecast)
+    reporter.shortage(None)
+    reporter.close(PATIENCE_SECONDS)
+    assert store.applied[-1].memory_pressure == forecast
 
 
 def test_the_report_is_small_and_sent_without_defaults() -> None:

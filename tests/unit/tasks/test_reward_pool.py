@@ -13,8 +13,10 @@ import pytest
 
 from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
+from rljob_memory.sample import MemorySample
 from rljob_testing.patience import Deadline
 from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.tasks import reward_pool
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ChosenRewards, RewardFailure, ScoringHere
@@ -45,6 +47,12 @@ def spawned(answer, record):
     import multiprocessing
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(length, (answer, record))
+
+kept = []
+
+def leaky(answer, record):
+    kept.append(b"x" * (64 << 20))
+    return os.getpid()
 
 def modules(answer, record):
     return float("torch" in sys.modules or "vllm" in sys.modules or bool(os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -182,6 +190,17 @@ def test_workers_end_with_the_pool_though_a_call_hangs(pool: Any) -> None:
     [worker] = hanging.worker_ids
     hanging.close()
     assert not _is_running(worker)
+
+
+@pytest.mark.parametrize(("used", "replaced"), [(95, True), (50, False)])
+def test_a_worker_that_leaks_is_replaced_between_calls_once_memory_is_short(
+    used: int, replaced: bool, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_pool, "host_memory", lambda: MemorySample(host_used_bytes=used, host_limit_bytes=100))
+    monkeypatch.setattr(reward_pool, "_LOOK_EVERY_SECONDS", 0.0)
+    leaking = pool("leaky")
+    processes = {results(leaking, ["x"], {})[0] for _ in range(6)}
+    assert (len(processes) > 1) is replaced
 
 
 def until(holds: Callable[[], object], doing: str) -> None:

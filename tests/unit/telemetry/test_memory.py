@@ -39,6 +39,7 @@ print(json.dumps([before, sample_memory("cpu").as_line()]))
 def test_a_sample_on_the_cpu_counts_host_memory_only() -> None:
     before, after = json.loads(subprocess.run([sys.executable, "-c", HOLD], check=True, stdout=subprocess.PIPE).stdout)
     assert after["rss_bytes"] - before["rss_bytes"] > 50 * MIB
+    assert 50 * MIB < after["anonymous_bytes"] - before["anonymous_bytes"] < after["rss_bytes"]
     assert after["peak_rss_bytes"] >= after["rss_bytes"]
     assert (after["allocated_bytes"], after["reserved_bytes"], after["device_total_bytes"]) == (0, 0, 0)
     assert 0 < after["host_used_bytes"] <= after["host_limit_bytes"]
@@ -62,7 +63,7 @@ def test_the_log_has_a_line_per_sample_with_the_start_of_its_phase(tmp_path: Pat
     sample = MemoryLog(path, "cpu").record(3, "sync")
     micro_batch, end, between = lines_of(path)
     of_the_line = {"time", "began", "step", "phase", "micro_batch"}
-    inexpensive = {"allocated_bytes", "reserved_bytes", "device_total_bytes", "rss_bytes"}
+    inexpensive = {"allocated_bytes", "reserved_bytes", "device_total_bytes", "rss_bytes", "anonymous_bytes"}
     assert set(micro_batch) == of_the_line | inexpensive
     assert {"host_used_bytes", "host_limit_bytes", "peak_rss_bytes"} <= set(end)
     assert (micro_batch["step"], micro_batch["phase"], micro_batch["micro_batch"]) == (3, "update", 0)

@@ -41,9 +41,9 @@ VERSION_1 = {  # The container sees its own cgroup as the root.
         (
             {"": "/pod/a"},
             group("pod/a/", 3 * GIB, 4 * GIB) | {"pod/a/memory.events": EVENTS},
-            (3 * GIB - MIB, 4 * GIB, 2),
+            (3 * GIB - MIB - 7, 4 * GIB, 2),
         ),
-        ({"": "/pod/a"}, group("pod/a/", GIB, "max") | {"pod/memory.max": f"{2 * GIB}"}, (GIB - MIB, 2 * GIB, 0)),
+        ({"": "/pod/a"}, group("pod/a/", GIB, "max") | {"pod/memory.max": f"{2 * GIB}"}, (GIB - MIB - 7, 2 * GIB, 0)),
         ({"": "/", "memory": "/docker/abc"}, VERSION_1, (GIB - MIB, 2 * GIB, 1)),
         ({"": "/"}, group("", GIB, "max"), (5 * GIB, 64 * GIB, 0)),
         ({"": "/"}, group("", GIB, 9223372036854771712), (5 * GIB, 64 * GIB, 0)),
@@ -51,7 +51,7 @@ VERSION_1 = {  # The container sees its own cgroup as the root.
     ],
     ids=["version 2", "limit of a parent", "version 1", "no limit", "a limit above the machine's", "no cgroup"],
 )
-def test_working_set_limit_and_kills_are_those_of_the_cgroup(
+def test_use_without_cache_limit_and_kills_are_those_of_the_cgroup(
     paths: dict[str, str], files: dict[str, str], expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`paths`: of the process, by controller. Without a limit, the numbers are those of the machine."""

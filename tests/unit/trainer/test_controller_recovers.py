@@ -21,7 +21,7 @@ from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemorySettings
 from rljob_api.model import ModelSpec
-from rljob_api.plan_change import PlanChange, RemedyLevel
+from rljob_api.plan_change import PlanChange, RemedyLevel, Role
 from rljob_api.recovery import RecoverySpec
 from rljob_api.step_report import TrainingWarning
 from rljob_api.task import TaskSpec
@@ -30,6 +30,7 @@ from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
+from rljob_memory.sizes import MIB
 from rljob_testing.memory_plans import memory_plan, memory_setup
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
@@ -138,6 +139,36 @@ class LeakingRoles(SimulatedRoles):
     slept, of_engine = 0, 0
 
 
+class LeakingPolicy(SimulatedRoles):
+    """A policy that keeps 200 MiB more with each update, of a GPU or else of its container, until its processes end."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__({})
+        self.on_gpu = device == "gpu"
+        self.leaked = 0
+        self.ended = 0
+
+    def end(self, role: Role) -> None:
+        super().end(role)
+        self.leaked, self.ended = 0, self.ended + (role == "policy")
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        self.leaked += 200 * MIB
+        used = 6 * GIB + self.leaked
+        assert used < 8 * GIB, "memory ran out"
+        memory = MemorySample(anonymous_bytes=used, host_used_bytes=used, host_limit_bytes=8 * GIB)
+        if self.on_gpu:
+            memory = MemorySample(
+                allocated_bytes=used,
+                reserved_bytes=used,
+                peak_allocated_bytes=used,
+                peak_reserved_bytes=used,
+                device_free_bytes=8 * GIB - used,
+                device_total_bytes=8 * GIB,
+            )
+        return {name: replace(result, memory=memory) for name, result in super().update(batch).items()}
+
+
 @dataclass
 class ResumedJob:
     """A job in a directory. Each `attempt` has its own roles."""
@@ -148,6 +179,8 @@ class ResumedJob:
     mode: str = "Auto"
     staleness: Literal[0, 1] = 0
     partial: int = 0
+    every_steps: int = 2
+    """Between checkpoints."""
     reward: Callable[[dict[str, Any], Completion], float] = echo
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
@@ -165,7 +198,7 @@ class ResumedJob:
             record = ledger.begin_attempt(0.0, {}, changes.plan.model_dump(mode="json"), {})
             journal = RolloutJournal(self.directory / "journal")
             store = CheckpointStore(self.directory / "checkpoints", keep=2)
-            checkpointing = Checkpointing(cast(Any, roles), store, journal, 2, display.warning)
+            checkpointing = Checkpointing(cast(Any, roles), store, journal, self.every_steps, display.warning)
             recovery = Recovery(
                 attempt=record.attempt,
                 directory=self.directory,
@@ -542,6 +575,22 @@ def test_an_engine_that_keeps_memory_is_replaced_before_it_hurts(tmp_path: Path)
     assert "EngineNotAsleep" in printed
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.steps[0].metrics["asleep_engine_bytes"] == 7 * GIB
+
+
+@pytest.mark.parametrize(("device", "cause"), [("gpu", "RetainedGraph"), ("cpu", "HostMemory")])
+def test_a_policy_that_leaks_is_replaced_before_it_runs_out(device: str, cause: str, tmp_path: Path) -> None:
+    """Without new processes, memory would be full in step 11. A checkpoint is written before they end."""
+    job, whole = ResumedJob(tmp_path, steps=30, every_steps=100), undisturbed(tmp_path / "whole", steps=30)
+    _, _, printed = job.attempt(roles := LeakingPolicy(device))
+    assert roles.updates == list(range(1, 31)), "no step is lost or repeated"
+    assert roles.ended >= 3
+    assert roles.engines_ended == 0
+    changes = [record.change for record in job.plan_changes]
+    assert [(change.remedy.setting, change.level, change.preventive) for change in changes] == [
+        ("policyProcesses", "RespawnRole", True)
+    ] * roles.ended
+    assert cause in printed
+    assert (job.model, job.rewards) == (whole.model, whole.rewards)
 
 
 def test_rollouts_that_ended_engines_have_begun_are_begun_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rljob_api.job import RLJob
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import StartingProfile
-from rljob_api.plan_change import PlanChange
+from rljob_api.plan_change import PlanChange, Role
 from rljob_api.step_report import MemoryPressure
 from rljob_client.model_dimensions import ModelDimensions
 from rljob_client.run_directory.ledger import Ledger
@@ -213,9 +213,9 @@ class GrowthListener(RunListener):
     def pressure(self, pressure: MemoryPressure | None) -> None:
         self.pressures.append(pressure)
 
-    def _prevent(self, pressure: MemoryPressure, step: int) -> bool:
+    def _prevent(self, pressure: MemoryPressure, step: int) -> frozenset[Role] | None:
         self.requests.append((pressure.diagnosis.class_name, step))
-        return self._prevented
+        return frozenset() if self._prevented else None
 
     def look(self, step: int) -> None:
         allocated = (10 + 4 * step) * GIB

@@ -23,6 +23,8 @@ from rljob_api.plan_change import Phase
 from rljob_api.step_report import PendingExit, StepReportStatus
 from rljob_api.termination_message import TerminationMessage
 from rljob_api.topology import worker_pods
+from rljob_memory.host_watch import HostWatch
+from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.pods.attempt_start import RequiredAttempt, job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
@@ -32,7 +34,7 @@ from rljob_trainer.pods.worker_facts import workers_of_processes
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
 from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
-from rljob_trainer.step_report.reporter import ReportStore, StepReporter
+from rljob_trainer.step_report.reporter import ReportStore, StepReporter, role_and_rank
 
 _LOCK_SECONDS = 120.0
 """Time to wait for the volume: on NFS, the lock of a controller whose node is gone lasts about a minute."""
@@ -66,7 +68,7 @@ def _attempt(
 ) -> ExitCode:
     reports = _report_client(environment)
     listener = AttemptListener(reports, settings.attempt, environment.ready_file)
-    placement = PodPlacement(environment, directory.logs / "ray-start.log")
+    placement = PodPlacement(environment, directory.logs / "ray-start.log", listener.host_memory)
     outcome = JobRun(
         job,
         environment.task_dir or environment.manifest.parent,
@@ -148,10 +150,19 @@ class AttemptListener(StepReporter):
         """`ready_file`: created when the roles are up and work on a step."""
         super().__init__(store, attempt)
         self._ready_file = ready_file
+        self._watches: dict[str | None, HostWatch] = {}
 
     def phase_began(self, step: int, phase: Phase) -> None:
         self._ready_file.touch()
         super().phase_began(step, phase)
+
+    def host_memory(self, samples: Mapping[str | None, MemorySample]) -> None:
+        """Called about every second. `samples`: of each container, by its first process; None is the controller's."""
+        now, found = time.monotonic(), []
+        for process, sample in samples.items():
+            watch = self._watches.setdefault(process, HostWatch(*role_and_rank(process)))
+            found += [pressure] if (pressure := watch.look(now, sample)) else []
+        self.shortage(min(found, key=lambda pressure: pressure.diagnosis.numbers["room_bytes"], default=None))
 
 
 WAIT_SECONDS = 60.0

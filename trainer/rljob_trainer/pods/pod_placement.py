@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rljob_api.job import RLJobSpec
+from rljob_memory.host_watch import LOOK_EVERY_SECONDS
+from rljob_memory.sample import MemorySample
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import SharedMemoryExhausted, WorkerLost
 from rljob_trainer.pods import ray_node
@@ -30,16 +33,24 @@ _END_NOTE_SECONDS = 5.0
 _KILLS_SECONDS = 60.0
 """A container at its memory limit reads its programs from the disk again and again until enough of it was killed. An
 agent that is gone is not waited for."""
+_LOOK_SECONDS, _LAST_LOOK_SECONDS = 3.0, 10.0
 _MIB = 1 << 20
+
+OnHostMemory = Callable[[Mapping[str | None, MemorySample]], None]
+"""Called about every second, from a thread of its own, with the host memory of each container by the name of its first
+process; None is the controller's."""
 
 
 class PodPlacement:
     """One process per GPU of each worker pod, or per pod if it requests no GPU; two if the roles are colocated."""
 
-    def __init__(self, environment: ControllerEnvironment, log: Path) -> None:
+    def __init__(self, environment: ControllerEnvironment, log: Path, on_host_memory: OnHostMemory) -> None:
         """`log`: receives the output of `ray start`."""
         self._environment = environment
         self._log = log
+        self._on_host_memory = on_host_memory
+        self._watch: threading.Thread | None = None
+        self._watch_ended = threading.Event()
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
         self._first_processes: dict[str, str] = {}
@@ -60,6 +71,9 @@ class PodPlacement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._watch_ended.set()
+        if self._watch is not None:
+            self._watch.join(_LAST_LOOK_SECONDS)  # it must not use Ray after the shutdown
         if not self._connected:
             self._starting.kill()
             self._starting.wait()
@@ -84,6 +98,10 @@ class PodPlacement:
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
+        first_of_worker = {places[name]: name for name in reversed(places)}
+        self._watch_ended.clear()
+        self._watch = threading.Thread(target=self._watch_memory, args=(first_of_worker,), name="memory", daemon=True)
+        self._watch.start()
         if hosts.device == "cpu" and spec.policy.gpus_per_replica > 0:
             display.warning("the trainer image supports only CPUs: training on the CPU, although the job requests GPUs")
         return hosts
@@ -126,6 +144,16 @@ class PodPlacement:
         self._kills += sum(max(now - self._kills_of_workers.get(worker, 0), 0) for worker, now in kills.items())
         self._kills_of_workers |= kills
         return self._kills
+
+    def _watch_memory(self, first_of_worker: Mapping[int, str]) -> None:
+        """Look at the host memory of all containers until the attempt ends. A worker that does not answer is left
+        out."""
+        while not self._watch_ended.wait(LOOK_EVERY_SECONDS):
+            samples: dict[str | None, MemorySample] = {None: host_memory()}
+            with suppress(Exception):  # Ray is about to end
+                for worker, sample in self._agents.answers(host_memory, _LOOK_SECONDS).items():
+                    samples[first_of_worker[worker]] = sample
+            self._on_host_memory(samples)
 
     def _first_process_on(self, node: dict[str, Any]) -> str | None:
         """None for the controller's own node."""

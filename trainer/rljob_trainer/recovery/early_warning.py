@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rljob_api.plan_change import Phase
+from rljob_api.plan_change import Phase, Role
 from rljob_api.step_report import MemoryPressure
 from rljob_memory.forecast import Forecast, worth_preventing
 from rljob_memory.recovery import messages
@@ -18,11 +18,12 @@ class EarlyWarning:
     def __init__(
         self,
         steps: int,
-        prevent: Callable[[MemoryPressure, int], bool],
+        prevent: Callable[[MemoryPressure, int], frozenset[Role] | None],
         listener: RunListener,
         warn: Callable[[str], None],
     ) -> None:
-        """`steps`: number in the job. `prevent`: changes the plan before a step; returns False if no change helps."""
+        """`steps`: number in the job. `prevent`: acts before a step. Returns the roles with new processes, none if it
+        has changed the plan of all that run; None if nothing helps."""
         self._forecast = Forecast(steps)
         self._prevent = prevent
         self._listener = listener
@@ -39,8 +40,10 @@ class EarlyWarning:
         pressure = self._forecast.pressure()
         self._listener.pressure(pressure)
         self._warn_once(pressure)
-        if pressure is not None and worth_preventing(pressure) and self._prevent(pressure, step + 1):
-            self.forget()
+        if pressure is not None and worth_preventing(pressure):
+            renewed = self._prevent(pressure, step + 1)
+            if renewed is not None:
+                self._forecast.forget(renewed)
 
     def forget(self) -> None:
         """Discard all samples, after a change of the plan or a restart of processes."""

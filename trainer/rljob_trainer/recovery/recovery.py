@@ -57,6 +57,8 @@ class Recovery:
     kills: KernelKills
     display: RunDisplay
     listener: RunListener
+    save: Callable[[int], None] = lambda _step: None
+    """Writes a checkpoint of the state after the given committed step, and waits for it."""
     _retrying: bool = field(default=False, init=False)
 
     def recover(self, failure: RunError, step: int, phase: Phase | None) -> None:
@@ -121,17 +123,23 @@ class Recovery:
         self.listener.recovered(change)
         self.display.note(f"Recovered: {messages.recovered_message(change)}")
 
-    def prevent(self, pressure: MemoryPressure, step: int) -> bool:
-        """Change the plan of live processes, or renew the engines, if that keeps memory from running out in `step`."""
+    def prevent(self, pressure: MemoryPressure, step: int) -> frozenset[Role] | None:
+        """Change the plan of live processes, or renew those of a role, if that keeps memory from running out.
+
+        Called before `step`, which is the next one. A policy is saved before, so that no step is replayed. Returns the
+        renewed roles; None if no change helps.
+        """
         now = datetime.now(UTC)
         answer = prevent(pressure, self.changes.state, self.constraints, attempt=self.attempt, step=step, time=now)
         if answer is None:
-            return False
+            return None
         self._adopt(answer, None)
+        if "policy" in answer.renew:
+            self.save(step - 1)
         for role in answer.renew:
             self.roles.end(role)
         self.roles.change(self.settings_under(answer.plan))
-        return True
+        return answer.renew
 
     # --- steps of a recovery ---
 

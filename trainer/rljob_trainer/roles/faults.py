@@ -19,6 +19,7 @@ from rljob_trainer.telemetry.host_memory import host_memory
 
 INJECTED = "(injected by spec.faultInjection)"
 
+LEAKED_BYTES = 200 << 20
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
 _FRAGMENT_BYTES = 9 << 20
@@ -71,7 +72,9 @@ class InjectedFault:
         return cls(fault, _METHODS[target_role(fault)][fault.phase], device)
 
     def fail_in(self, role: Any) -> None:
-        """Fail now, or, for a fault in an update, once `role` reaches the given point of it."""
+        """Fail now, or, for a fault in an update, once `role` reaches the given point of it. A leak fails nothing."""
+        if self.fault.fault_class == "Leak":
+            return _leak(self.device)
         match self.fault.phase:
             case "update":
                 role.after_micro_batch(self._fail)
@@ -96,6 +99,16 @@ class InjectedFault:
         import torch
 
         raise torch.OutOfMemoryError(_message(self.fault))
+
+
+_leaked: list[Any] = []
+
+
+def _leak(device: Literal["cpu", "cuda"]) -> None:
+    """Keep memory until this process ends: in tensors of the GPU, or else of the host."""
+    import torch
+
+    _leaked.append(torch.ones(LEAKED_BYTES, dtype=torch.uint8, device=device))
 
 
 def _hang() -> NoReturn:

@@ -82,6 +82,9 @@ class Controller:
     _ahead: BegunRollouts | None = field(default=None, init=False)
     _lengths: ResponseLengths = field(default_factory=ResponseLengths, init=False)
 
+    def __post_init__(self) -> None:
+        self.recovery.save = self.save
+
     def run(self) -> None:
         """Resume at the first uncommitted step; run until every step is committed or a stop is requested."""
         self._start()
@@ -141,12 +144,15 @@ class Controller:
     def _finish(self) -> None:
         """Save a checkpoint of the last state; write the model if the job is complete."""
         last = self.ledger.last_step
-        clock = PartClock()
-        self._do(max(last, 1), "checkpoint", clock, partial(self.checkpointing.close, last), policy_at=last)
+        self.save(last)
         if last >= self.spec.algorithm.steps:
             self._require_learning()  # also in an attempt that commits no step
             self.display.phase("writing the model")
-            self._do(last, "checkpoint", clock, self.export, policy_at=last)
+            self._do(last, "checkpoint", PartClock(), self.export, policy_at=last)
+
+    def save(self, last: int) -> None:
+        """Write a checkpoint of the state after the committed step `last`, and wait for it."""
+        self._do(max(last, 1), "checkpoint", PartClock(), partial(self.checkpointing.close, last), policy_at=last)
 
     # --- the rollouts of a step ---
 

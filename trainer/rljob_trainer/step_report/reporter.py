@@ -48,6 +48,8 @@ class StepReporter(RunListener):
         """`store`: None outside a cluster, where nothing reads the report."""
         self._report = StepReportStatus(attempt=attempt)
         self._changes: dict[int, PlanChange] = {}
+        self._forecast: MemoryPressure | None = None
+        self._shortage: MemoryPressure | None = None
         self._changed = threading.Condition()
         self._to_send = self._urgent = False
         self._close_by: float | None = None
@@ -92,7 +94,14 @@ class StepReporter(RunListener):
         self._set(urgent=True, plan_changes=self._latest_changes())
 
     def pressure(self, pressure: MemoryPressure | None) -> None:
-        self._set(memory_pressure=pressure)
+        is_new, self._forecast = pressure is not None and self._forecast is None, pressure
+        self._set(urgent=is_new, memory_pressure=self._shortage or pressure)
+
+    def shortage(self, pressure: MemoryPressure | None) -> None:
+        """A container is about to reach its limit within the step; None: no longer. Called from any thread."""
+        if _limit_at_risk(pressure) != _limit_at_risk(self._shortage):
+            self._shortage = pressure
+            self._set(urgent=pressure is not None, memory_pressure=pressure or self._forecast)
 
     def training_warning(self, warning: TrainingWarning | None) -> None:
         self._set(training_warning=warning)
@@ -164,6 +173,11 @@ class StepReporter(RunListener):
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS
             self._warn(f"the StepReport could not be written, training continues: {why}")
+
+
+def _limit_at_risk(pressure: MemoryPressure | None) -> tuple[Role, int, int] | None:
+    """Process and limit: the bytes in use change with every look."""
+    return None if pressure is None else (pressure.role, pressure.rank, pressure.diagnosis.numbers["limit_bytes"])
 
 
 def _step_fields(record: StepRecord) -> dict[str, Any]:

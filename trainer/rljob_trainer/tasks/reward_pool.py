@@ -24,14 +24,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from rljob_client.errors import BadInput
+from rljob_memory.host_watch import is_nearly_full
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring
 from rljob_trainer.tasks.user_code import error_text
+from rljob_trainer.telemetry.host_memory import host_memory
 
 _BACKLOG_SECONDS = 0.2
 """The number of workers doubles whenever calls have been waiting for this long."""
+
+_LOOK_EVERY_SECONDS = 5.0
+"""Between two looks at the memory of a worker."""
 
 _LOAD_SECONDS = 300.0
 """Time limit of a worker's imports."""
@@ -44,7 +51,8 @@ class RewardPool:
     """Workers that load the reward function and call it. Each is served by a thread of its own.
 
     The pool starts with one worker, and grows while calls wait. A worker whose call exceeds the time limit is killed,
-    with the processes that it has started, and replaced; so is one that dies.
+    with the processes that it has started, and replaced; so is one that dies. One that leaks is replaced between two
+    calls.
     """
 
     def __init__(self, source: RewardSource, *, workers: int, timeout_seconds: float, log: Path | None = None) -> None:
@@ -130,7 +138,7 @@ class RewardPool:
         worker, call = None, None
         try:
             while not self._closing:
-                if worker is None or not worker.alive:
+                if worker is None or not worker.alive or worker.leaks():
                     worker = self._started(worker)
                 if (call := self._next_call()) is not None:
                     worker.make(call, self._timeout_seconds)
@@ -187,6 +195,12 @@ class _Call:
     """Time on the monotonic clock."""
 
 
+def _resident_bytes(process: int) -> int:
+    with suppress(psutil.Error):
+        return int(psutil.Process(process).memory_info().rss)
+    return 0
+
+
 class _Worker:
     """A process that runs `reward_worker`."""
 
@@ -212,6 +226,9 @@ class _Worker:
             )
         self._connection = Connection(own.detach())
         self._source = source
+        self._first_bytes = 0
+        """Resident memory after the first call, in which it may load a model."""
+        self._next_look: float | None = None
         self.loaded = False
         self.alive = True
 
@@ -247,12 +264,22 @@ class _Worker:
             self._connection.send_bytes(data)
             if self._connection.poll(timeout_seconds):
                 call.result.set_result(self._connection.recv())
+                self._next_look = self._next_look or time.monotonic()
                 return
             failure = f"took more than {timeout_seconds:g} s (task.rewardTimeoutSeconds)"
         except (EOFError, OSError):
             failure = self._death()
         self.alive = False
         call.result.set_result(RewardFailure(failure))
+
+    def leaks(self) -> bool:
+        """True if its memory has doubled and the container is nearly full. It looks once in a while."""
+        if self._next_look is None or time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _LOOK_EVERY_SECONDS
+        used, container = _resident_bytes(self.process.pid), host_memory()
+        self._first_bytes = self._first_bytes or used
+        return used > 2 * self._first_bytes and is_nearly_full(container)
 
     def kill(self) -> None:
         """Kill the process and those that it has started."""

@@ -20,18 +20,23 @@ class CgroupFiles:
     used: str
     limit: str
     events: str
-    reclaimable: str
-    """Line of memory.stat with the page cache that the kernel can drop at once."""
+    page_cache: tuple[str, str]
+    """Lines of memory.stat with the page cache. Files in memory, such as those of /dev/shm, are not in it."""
 
 
-_V2 = CgroupFiles("memory.current", "memory.max", "memory.events", "inactive_file")
-_V1 = CgroupFiles("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control", "total_inactive_file")
+_V2 = CgroupFiles("memory.current", "memory.max", "memory.events", ("inactive_file", "active_file"))
+_V1 = CgroupFiles(
+    "memory.usage_in_bytes",
+    "memory.limit_in_bytes",
+    "memory.oom_control",
+    ("total_inactive_file", "total_active_file"),
+)
 
 
 def host_memory() -> MemorySample:
     """Memory of this process's container and of /dev/shm, as it is now. A number that the system does not report is 0.
 
-    Used memory is the working set as the kubelet counts it: without the page cache that can be dropped at once.
+    Used memory is without the page cache, which the kernel drops before it kills a process at the limit.
     """
     machine_used, machine_total = _machine()
     used, limit, oom_kills = machine_used, machine_total, 0
@@ -41,8 +46,8 @@ def host_memory() -> MemorySample:
         oom_kills = _lines(directory / files.events).get("oom_kill", 0)
         if 0 < cgroup_limit < machine_total:
             limit = cgroup_limit
-            reclaimable = _lines(directory / "memory.stat").get(files.reclaimable, 0)
-            used = max(_number(directory / files.used) - reclaimable, 0)
+            stat = _lines(directory / "memory.stat")
+            used = max(_number(directory / files.used) - sum(stat.get(line, 0) for line in files.page_cache), 0)
     shm_used, shm_size = _shared_memory()
     return MemorySample(
         host_used_bytes=used,

@@ -126,13 +126,19 @@ def sample_memory(device: Device) -> MemorySample:
 
 def quick_sample(device: Device) -> MemorySample:
     """The numbers that take one call each: of the allocator, the device, and the process's resident memory."""
-    rss_bytes = _rss_bytes()
+    resident = _resident_memory()
     if device == "cpu":
-        return MemorySample(rss_bytes=rss_bytes)
+        return resident
     import torch
 
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
-    return replace(allocator_sample(), device_free_bytes=free, device_total_bytes=total, rss_bytes=rss_bytes)
+    return replace(
+        allocator_sample(),
+        device_free_bytes=free,
+        device_total_bytes=total,
+        rss_bytes=resident.rss_bytes,
+        anonymous_bytes=resident.anonymous_bytes,
+    )
 
 
 def reset_peaks(device: Device) -> None:
@@ -152,10 +158,11 @@ def _free_or_reserved_bytes(device: Device) -> int:
     return sample.device_free_bytes + sample.reserved_bytes
 
 
-def _rss_bytes() -> int:
+def _resident_memory() -> MemorySample:
     with suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as pages:
-        return int(pages.read().split()[1]) * _PAGE_BYTES
-    return 0
+        _, resident, shared, *_ = map(int, pages.read().split())
+        return MemorySample(rss_bytes=resident * _PAGE_BYTES, anonymous_bytes=(resident - shared) * _PAGE_BYTES)
+    return MemorySample()
 
 
 def _peak_rss_bytes() -> int:

@@ -121,6 +121,10 @@ class ResourceClient:
         body = {"status": status}
         return self._patch("application/strategic-merge-patch+json", resource, name, body, namespace, "status")
 
+    def resize(self, pod: str, patch: Object, namespace: str) -> Object:
+        """A strategic merge patch of the resources of a pod's containers."""
+        return self._patch("application/strategic-merge-patch+json", "pods", pod, patch, namespace, "resize")
+
     def apply(
         self,
         resource: str,

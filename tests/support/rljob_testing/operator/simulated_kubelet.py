@@ -139,6 +139,8 @@ class SimulatedKubelet:
 
     def _status(self, pod: Pod, status: dict[str, Any]) -> None:
         namespace, name = _key(pod)
+        for container in status["containerStatuses"]:  # without them, the API server refuses to resize the pod
+            container["resources"] = pod["spec"]["containers"][0].get("resources", {})
         self._api.patch_status("pods", name, status, namespace)
 
 

@@ -19,6 +19,7 @@ from rljob_memory.evidence import evidence_of_run
 from rljob_memory.recovery import Changed, Constraints, GiveUpReason, RecoveryState, prevent
 from rljob_memory.recovery.remedies import REMEDIES, Remedy, remedies_for
 from rljob_memory.sizes import GIB, MIB
+from rljob_memory.trend import RECYCLE_STEPS
 from tests.unit.memory.diagnosis.recorded import recorded_evidence, recorded_failures, torch_message
 from tests.unit.memory.recovery.failures import (
     ALL_OFF,
@@ -101,9 +102,10 @@ def prevented(
     plan: MemoryPlan = FIRST_PLAN,
     given: Constraints | None = None,
     growth: int = 0,
+    steps_left: int = RECYCLE_STEPS,
 ) -> Changed | None:
     numbers = {"own_growth_bytes": growth} if growth else {}
-    pressure = MemoryPressure(diagnosis=diagnosis(failure_class, **numbers), role=role, rank=0, steps_left=7)
+    pressure = MemoryPressure(diagnosis=diagnosis(failure_class, **numbers), role=role, rank=0, steps_left=steps_left)
     state = RecoveryState(plan, steps=100)
     return prevent(pressure, state, given or constraints(IN_THE_TRAINER), attempt=1, step=4, time=NOON)
 
@@ -125,9 +127,17 @@ def test_an_engine_that_grows_is_replaced_before_a_failure(failure_class: str) -
     assert remedy.state.adjustments == 0
 
 
+@pytest.mark.parametrize("failure_class", ["RetainedGraph", "HostMemory"])
+def test_a_policy_that_grows_is_replaced_in_the_last_steps(failure_class: str) -> None:
+    remedy = prevented(failure_class, growth=6 * GIB)
+    assert remedy is not None
+    assert (remedy.change.remedy.setting, remedy.renew) == ("policyProcesses", frozenset({"policy"}))
+    assert prevented(failure_class, growth=6 * GIB, steps_left=RECYCLE_STEPS + 1) is None, "it works for a few more"
+
+
 def test_a_warning_leads_to_no_unrelated_change() -> None:
     assert prevented("HostMemory", "rollout") is None, "it is not the engine's own growth"
-    assert prevented("HostMemory", growth=6 * GIB) is None
+    assert prevented("HostMemory", "controller", growth=6 * GIB) is None
     assert prevented("RetainedGraph") is None, "its remedy is in force"
     assert prevented("HostMemory", given=constraints()) is None
     assert prevented("RetainedGraph", plan=ALL_OFF, given=constraints(memory={"mode": "Disabled"})) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.objects.supporting_objects import RequiredObject
-from rljob_operator.reconcile.desired import Desired, PodDeletion, report_bug
+from rljob_operator.reconcile.desired import Desired, PodDeletion, PodResize, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
     UID,
@@ -175,6 +176,38 @@ def test_a_pod_that_is_gone_or_replaced_counts_as_deleted(answer: Answer) -> Non
     run = execute(desired, script=[("DELETE", "/pods/p", answer)])
     assert run.asked[0].body == {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 0}
     assert len(run.writes) == 2
+
+
+RESIZE = PodResize("p", "u", 12 << 30, with_request=False)
+
+
+@pytest.mark.parametrize(("with_request", "names"), [(False, {"limits"}), (True, {"limits", "requests"})])
+def test_a_limit_is_raised_in_this_very_pod(with_request: bool, names: set[str]) -> None:
+    run = execute(Desired(resize_pods=(replace(RESIZE, with_request=with_request),)))
+    (asked,) = run.asked
+    assert (asked.method, asked.path) == ("PATCH", f"{BASE}/pods/p/resize")
+    assert asked.body == {
+        "metadata": {"uid": "u"},
+        "spec": {"containers": [{"name": "rljob", "resources": {name: {"memory": "12Gi"} for name in names}}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (refusal(404, "NotFound", message="the server could not find the requested resource"), "could not find"),
+        (refusal(403, "Forbidden", message="exceeded quota: memory"), "exceeded quota: memory"),
+        (refusal(422, "Invalid", message="Pod QOS Class may not change"), "QOS"),
+        (refusal(404, "NotFound", message='pods "p" not found'), ""),
+    ],
+)
+def test_a_refused_limit_is_an_event_and_tried_once(answer: Answer, message: str) -> None:
+    larger = Desired(resize_pods=(replace(RESIZE, limit_bytes=16 << 30),))
+    rounds = [Desired(resize_pods=(RESIZE,), status=STEP_3), Desired(resize_pods=(RESIZE,)), larger]
+    run = Execution([(desired, observed()) for desired in rounds], script=[("PATCH", "/pods/p/resize", answer)] * 2)
+    assert run.written == ["resize", "status", "resize"], "the rest is written, too"
+    assert [note.reason for note in run.notes] == (["PodNotResized"] * 2 if message else [])
+    assert all(message in note.message for note in run.notes)
 
 
 @pytest.mark.parametrize(("groups", "version"), [({"kueue.x-k8s.io": "v1beta1"}, "v1beta1"), ({}, "v1beta2")])

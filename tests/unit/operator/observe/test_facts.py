@@ -134,6 +134,7 @@ SPECS: list[tuple[Object, Object]] = [
     ({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, {"gated": True}),
     (SMALL_DISK, {"shared_memory_bytes": 4 << 30}),
     (trainer(resources={"limits": {"memory": "1536Mi"}}), {"memory_limit_bytes": 3 << 29}),
+    (trainer(resources={"requests": {"memory": "1Gi"}}), {"memory_request_bytes": 1 << 30}),
     ({"containers": [{"name": "sidecar", "resources": {"limits": {"memory": "1Gi"}}}]}, {}),
     (trainer(resources={}) | {"volumes": [{"name": "shm", "hostPath": {}}]}, {}),
     (trainer(resources={"limits": {"memory": "1500m"}}), {}),
@@ -236,6 +237,7 @@ def ready(status: str) -> Object:
     [
         (node(gpus="8"), {"gpus": 8}),
         (node(gpus="0"), {}),
+        (node(status=ready("True") | {"allocatable": {"memory": "3Gi"}}), {"memory_bytes": 3 << 30}),
         (node(gpus="1k"), {"gpus": 1000}),
         (node(gpus="1e3"), {"gpus": 1000}),
         (node(status={"allocatable": {"nvidia.com/gpu": "4", "amd.com/gpu": "2"}}), {"gpus": 6, "usable": False}),

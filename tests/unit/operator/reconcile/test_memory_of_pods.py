@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,18 @@ import pytest
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_operator.objects.pod_layout import PodLayout
-from rljob_testing.simulated_cluster import CONTROLLER, POLICY_0, POLICY_1, SimulatedCluster, job_spec, running_job
-from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, run_out, running
+from rljob_testing.simulated_cluster import (
+    CONTROLLER,
+    CPU_NODE,
+    GPU_NODE,
+    PLAN,
+    POLICY_0,
+    POLICY_1,
+    SimulatedCluster,
+    job_spec,
+    running_job,
+)
+from tests.unit.operator.reconcile.memory_failures import FRAGMENTED, GIB, evidence, run_out, running, trainers_change
 
 ROLLOUT_0, ROLLOUT_1 = "demo-rollout-0", "demo-rollout-1"
 PREDICTED: dict[str, Any] = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
@@ -65,6 +76,100 @@ def test_a_predicted_limit_is_doubled_at_most_over_all_attempts() -> None:
 def test_a_limit_below_the_prediction_is_a_condition_and_no_refusal() -> None:
     cluster = running(limit="8Gi", **PREDICTED).expect(memory_pressure=(False, "LimitBelowPrediction"))
     cluster.expect(memory_pressure_contains=("in spec.policy.template", "found 8.00 GiB"))
+
+
+# --- larger limits of running pods, before the kernel kills ---
+
+
+def filling(
+    cluster: SimulatedCluster, step: int, limit_bytes: int, steps_left: int = 2, after: float = 20, **place: Any
+) -> SimulatedCluster:
+    """After so many seconds, the trainer warns that the container, which has this limit, is about to reach it."""
+    numbers = {"limit_bytes": limit_bytes, "room_bytes": GIB}
+    diagnosis = {"class": "HostMemory", "confidence": 0.75, "message": "it grows", "numbers": numbers}
+    pressure = {"diagnosis": diagnosis, "role": "policy", "rank": 1, "stepsLeft": steps_left} | place
+    return cluster.tick(after).reports(step, memory_pressure=pressure)
+
+
+def limits(cluster: SimulatedCluster) -> dict[str, int | None]:
+    return {name: pod.memory_limit_bytes for name, pod in cluster.pods.items()}
+
+
+def test_running_pods_get_more_memory_within_the_bound() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "16Gi"})
+    before = {name: pod.uid for name, pod in cluster.pods.items()}
+    recorded = filling(cluster, 4, 8 * GIB).round()
+    assert recorded.resize_pods == (), "the status comes first"
+    assert cluster.plan.host_memory_bytes == 12 * GIB
+    cluster.settle()
+    assert limits(cluster) == {CONTROLLER: None, POLICY_0: 12 * GIB, POLICY_1: 12 * GIB}
+    filling(cluster, 5, 8 * GIB).settle()
+    assert cluster.plan.host_memory_bytes == 12 * GIB, "the report is older than the new limit"
+    filling(cluster, 6, 12 * GIB).settle()
+    filling(cluster, 7, 16 * GIB).settle()
+    assert limits(cluster)[POLICY_1] == 16 * GIB, "no more than the bound"
+    assert {name: pod.uid for name, pod in cluster.pods.items()} == before
+    cluster.expect(number=1, adjustments=0, plan_changes=[], phase="Running")
+    assert cluster.events.count("PlanChanged") == 2
+    kill(cluster.end(CONTROLLER, ExitCode.WORKER_LOST, message="policy-1 is gone"))
+    assert limits(cluster)[POLICY_1] == 16 * GIB, "new pods have it, too"
+
+
+def test_a_larger_limit_does_not_wait_for_the_next_report_of_progress() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "64Gi"})
+    filling(cluster, 4, 8 * GIB).settle()
+    filling(cluster, 4, 12 * GIB, after=1).settle()
+    assert limits(cluster)[POLICY_1] == 18 * GIB
+
+
+@pytest.mark.parametrize(
+    ("spec", "warning"),
+    [
+        ({"recovery": {"maxHostMemory": "16Gi"}}, {"steps_left": 20}),
+        ({"recovery": {"maxHostMemory": "8Gi"}}, {}),
+        ({"recovery": {}}, {}),
+        ({"recovery": {"maxHostMemory": "16Gi"}, "memory": {"mode": "Disabled"}}, {}),
+        ({"recovery": {"maxHostMemory": "16Gi"}}, {"role": "controller", "rank": 0}),
+    ],
+)
+def test_a_limit_is_not_raised_early_beyond_the_bound_or_where_there_is_none(
+    spec: dict[str, Any], warning: dict[str, Any]
+) -> None:
+    cluster = running(limit="8Gi", **spec)
+    filling(cluster, 4, 8 * GIB, **warning).settled(memory_pressure=True)
+    assert limits(cluster) == {CONTROLLER: None, POLICY_0: 8 * GIB, POLICY_1: 8 * GIB}
+
+
+def test_a_limit_never_exceeds_the_allocatable_memory_of_its_node() -> None:
+    nodes = tuple(replace(node, memory_bytes=10 * GIB) for node in (CPU_NODE, GPU_NODE))
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "16Gi"}, nodes=nodes)
+    filling(cluster, 4, 8 * GIB).settle()
+    assert limits(cluster)[POLICY_1] == 10 * GIB
+
+
+def test_the_plan_of_the_trainer_keeps_the_raised_limit() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "16Gi"})
+    filling(cluster, 4, 8 * GIB).settle()
+    changed = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
+    cluster.tick(20).reports(5, plan=changed, plan_changes=[trainers_change(cluster)]).settle()
+    assert (cluster.plan.generation, cluster.plan.host_memory_bytes) == (2, 12 * GIB)
+    assert limits(cluster)[POLICY_1] == 12 * GIB
+
+
+def test_a_node_without_room_is_in_the_condition() -> None:
+    cluster = running(limit="8Gi", recovery={"maxHostMemory": "16Gi"})
+    filling(cluster, 4, 8 * GIB).settle()
+    cluster.change_pod(POLICY_1, resize_pending="Node didn't have enough resource: memory")
+    cluster.tick(20).settled(memory_pressure_contains=f"limit of pod {POLICY_1}: Node didn't have enough resource")
+
+
+def test_a_lost_rollout_pod_is_replaced_with_the_raised_limit() -> None:
+    cluster = running(**disaggregated())
+    filling(cluster, 4, 8 * GIB, role="rollout", rank=0).settle()
+    assert limits(cluster)[ROLLOUT_1] == 12 * GIB
+    cluster.change_pod(ROLLOUT_1, disruption="EvictionByEvictionAPI", deleting=True).settle()
+    cluster.finish_deletions().settled(number=1, pod_replacements=1)
+    assert limits(cluster)[ROLLOUT_1] == 12 * GIB
 
 
 # --- shared memory ---
