@@ -42,7 +42,6 @@ def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
         node=ObservedNode(
             name=obj["metadata"]["name"],
             gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
-            memory_bytes=_count(allocatable.get("memory")),
             usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
             tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
             restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),

@@ -155,8 +155,6 @@ class ObservedNode:
     """Allocatable GPUs."""
     usable: bool
     """Ready and not cordoned."""
-    memory_bytes: int = 0
-    """Allocatable host memory; 0 if it is not known."""
     tainted: bool = False
     """It has a taint (NoSchedule or NoExecute) that keeps pods without a toleration off."""
     restarts_in_place: bool = False

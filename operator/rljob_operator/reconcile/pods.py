@@ -187,7 +187,7 @@ def resizes(view: JobView) -> tuple[PodResize, ...]:
     plan = view.status.plan
     if plan is None:
         return ()
-    allocatable = {node.name: node.memory_bytes for node in view.observed.nodes if node.memory_bytes}
+    allocatable = {node.name: node.host_memory_bytes for node in view.observed.nodes if node.host_memory_bytes}
     found = []
     for pod in view.pods:
         before = pod.memory_limit_bytes

@@ -237,7 +237,6 @@ def ready(status: str) -> Object:
     [
         (node(gpus="8"), {"gpus": 8}),
         (node(gpus="0"), {}),
-        (node(status=ready("True") | {"allocatable": {"memory": "3Gi"}}), {"memory_bytes": 3 << 30}),
         (node(gpus="1k"), {"gpus": 1000}),
         (node(gpus="1e3"), {"gpus": 1000}),
         (node(status={"allocatable": {"nvidia.com/gpu": "4", "amd.com/gpu": "2"}}), {"gpus": 6, "usable": False}),

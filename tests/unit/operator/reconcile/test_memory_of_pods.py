@@ -141,7 +141,7 @@ def test_a_limit_is_not_raised_early_beyond_the_bound_or_where_there_is_none(
 
 
 def test_a_limit_never_exceeds_the_allocatable_memory_of_its_node() -> None:
-    nodes = tuple(replace(node, memory_bytes=10 * GIB) for node in (CPU_NODE, GPU_NODE))
+    nodes = tuple(replace(node, host_memory_bytes=10 * GIB) for node in (CPU_NODE, GPU_NODE))
     cluster = running(limit="8Gi", recovery={"maxHostMemory": "16Gi"}, nodes=nodes)
     filling(cluster, 4, 8 * GIB).settle()
     assert limits(cluster)[POLICY_1] == 10 * GIB
