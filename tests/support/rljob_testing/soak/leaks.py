@@ -26,6 +26,11 @@ _SHARED_BY_JOBS = (
     f"service/{RENDEZVOUS_SERVICE}",
 )
 _STAY_IN_A_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default", *_SHARED_BY_JOBS}
+_OF_SHARED_SERVICES = re.compile(
+    rf"endpoints/({CONTROLLER_SERVICE}|{RENDEZVOUS_SERVICE})"
+    rf"|endpointslice\.discovery\.k8s\.io/({CONTROLLER_SERVICE}|{RENDEZVOUS_SERVICE})-\w+"
+)
+"""Written by Kubernetes for the Services that stay."""
 _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
@@ -89,7 +94,8 @@ def ids_in(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 def _objects(cluster: SoakCluster) -> set[str]:
     kinds = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    return set(cluster.kubectl("get", listed, "-o", "name").split()) - _STAY_IN_A_NAMESPACE
+    names = set(cluster.kubectl("get", listed, "-o", "name").split()) - _STAY_IN_A_NAMESPACE
+    return {name for name in names if not _OF_SHARED_SERVICES.fullmatch(name)}
 
 
 def _volumes(cluster: SoakCluster) -> Iterator[str]:
