@@ -28,6 +28,8 @@ _TRL_OPTIONS = (
     "vllm_enable_sleep_mode",
     "vllm_gpu_memory_utilization",
 )
+_MOST_RATIO = 1.7
+"""Larger ratios of predicted to measured are drawn here, with their value."""
 _VALUES = {
     "memory": "GPU and host, all phases",
     "gpu": "GPU, all phases",
@@ -142,7 +144,7 @@ def plot(found: Sequence[Row]) -> str:
         _scatter(seconds, [(row["step_seconds"], row["drawn"]) for row in held], 1, "o", MUTED, "")
         _frame(memory, "GiB", 0.1)
         _frame(seconds, "seconds a step", 0.2)
-        memory.legend(frameon=False, fontsize=8, ncols=3, columnspacing=1, loc="lower left")
+        memory.legend(frameon=False, fontsize=8, ncols=3, columnspacing=1, loc="lower right")
         output = io.StringIO()
         figure.savefig(output, format="svg", metadata={"Date": None})
     return output.getvalue()
@@ -155,7 +157,7 @@ def _scatter(
         pairs = [pair for pair, drawn in points if pair and drawn == is_drawn]
         axes.scatter(
             [pair["measured"] / unit for pair in pairs],
-            [pair["ratio"] for pair in pairs],
+            [min(pair["ratio"], _MOST_RATIO) for pair in pairs],
             s=22,
             marker=marker,
             edgecolors=colour,
@@ -163,6 +165,10 @@ def _scatter(
             linewidths=1,
             label=name if name and is_drawn else None,
         )
+        for pair in pairs:
+            if pair["ratio"] > _MOST_RATIO:
+                place = pair["measured"] / unit, _MOST_RATIO
+                axes.annotate(f"{pair['ratio']:.0f} ×", place, (7, -3), textcoords="offset points", fontsize=8)
 
 
 def _frame(axes: Any, unit: str, tolerance: float) -> None:
@@ -176,6 +182,7 @@ def _frame(axes: Any, unit: str, tolerance: float) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     for ratio in (1 - tolerance, 1, 1 + tolerance):
         axes.axhline(ratio, color=MUTED, linewidth=1 if ratio == 1 else 0.6, zorder=0)
+    axes.set_ylim(0.6, _MOST_RATIO + 0.05)
     axes.set_xlabel(f"measured, {unit}")
     axes.set_ylabel("predicted ÷ measured" if unit == "GiB" else "")
 
