@@ -14,7 +14,7 @@ from rljob_memory.model_shape import ModelShape, dense_parameters
 ADVICE = "use a dense model of the Qwen, Llama or Mistral kind"
 
 _LARGEST = 1 << 24
-"""Of any dimension."""
+"""Largest value of a dimension."""
 
 _TIED_BY_DEFAULT = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
 """Kinds (`model_type`) whose class in transformers ties the output layer if `tie_word_embeddings` is absent."""

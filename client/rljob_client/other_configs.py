@@ -95,7 +95,7 @@ def spec_from(source: Source, file: Path, gpus: int | None) -> RLJobSpec:
     `gpus`: number for the job; None: those in the configuration, else one. Raises `BadInput` if options are missing or
     wrong, or the trainer would refuse them; `ManifestError` if the file is no text.
     """
-    options = _Options(source, file, options_of(file))
+    options = _MeantOptions(source, file, options_of(file))
     try:
         return RLJobSpec.model_validate(_spec(source, options, gpus), by_alias=True, by_name=False)
     except ValidationError as error:
@@ -109,7 +109,7 @@ def options_of(file: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Options:
+class _MeantOptions:
     """The options of a configuration, by their meaning."""
 
     source: Source
@@ -171,7 +171,7 @@ class _Options:
                     raise self.missing(meaning)
 
 
-def _spec(source: Source, options: _Options, gpus: int | None) -> dict[str, Any]:
+def _spec(source: Source, options: _MeantOptions, gpus: int | None) -> dict[str, Any]:
     options.require_spelling()
     per_node, nodes = options.whole("gpus"), options.whole("nodes")
     if gpus is not None and gpus > 0:
@@ -206,7 +206,7 @@ def _spec(source: Source, options: _Options, gpus: int | None) -> dict[str, Any]
     }
 
 
-def _prompts_of_trl(options: _Options, group: int, gpus: int) -> int:
+def _prompts_of_trl(options: _MeantOptions, group: int, gpus: int) -> int:
     """Prompts of a step, as `GRPOConfig.__post_init__` counts and refuses them."""
     device = options.whole("deviceResponses")
     responses = device * options.whole("accumulation") * gpus
@@ -229,7 +229,7 @@ def _prompts_of_trl(options: _Options, group: int, gpus: int) -> int:
     return responses // group
 
 
-def _prompts_of_verl(options: _Options, group: int, gpus: int) -> int:
+def _prompts_of_verl(options: _MeantOptions, group: int, gpus: int) -> int:
     """Prompts of a step, as `validate_config` and `ActorConfig.validate` check them."""
     prompts = options.whole("prompts")
     mini = options.whole("miniBatch") if options.given("miniBatch") is not None else prompts

@@ -279,7 +279,7 @@ def object_store_room(free_bytes: int, beside_bytes: int = 0) -> int:
 
 
 def beside_the_object_store_bytes(work: Workload, device: DeviceKind, pod: Pod) -> int:
-    """Of a pod's /dev/shm: NCCL's buffers and vLLM's queues."""
+    """Part of a pod's /dev/shm: NCCL's buffers and vLLM's queues."""
     return sum(line.bytes for line in _beside_the_object_store(work, device, pod))
 
 

@@ -26,9 +26,9 @@ H200), 1.2 GiB with a communicator of NCCL (returnn issue 1469). Most of them ar
 ADAPTED_KV_CACHE_BYTES = 16 * GIB
 """KV cache with which the plan's is compared if an adapter runs the engine: its usual part of a GPU of 80 GiB."""
 KV_CACHE_BYTES, BUCKET_BYTES = GIB, GIB
-"""Of another trainer's first plan: a base for changes."""
+"""Size in another trainer's first plan: a base for changes."""
 SMALLEST_BUCKET_BYTES = BUCKET_BYTES // 8
-"""Of verl's default, that is the least that its adapter sets."""
+"""Share of verl's default that its adapter sets at least."""
 
 _DEFAULT_BYTES = 2
 """bfloat16, which nearly all trainers load models in."""

@@ -51,7 +51,7 @@ class Expected:
     """Tensors that a process should have."""
 
     lines: tuple[Line, ...]
-    """Of the job's budget; of one unsharded copy of the model if only a log shows it."""
+    """Lines of the job's budget, or those of one unsharded copy of the model if only a log shows it."""
     parameters: int
     is_guess: bool
     """The number of parameters is that of the model's name."""

@@ -27,7 +27,7 @@ _IN_LONG_LINES = (
     *(b"memory limit", b"memory usage", b"memory is", b"_alloc", b"alloc_", b"killed", b"no space left"),
     *(b"traceback", b"exhausted", b"not enough memory", b"insufficient"),
 )
-"""Of a long line, the parts around these words are read."""
+"""Words around which the parts of a long line are read."""
 _MOST_PARTS = 64
 _IN_ENDLESS_LINES = (b"tried to allocate", b"outofmemory", b"oom-kill")
 """After so many parts of one line, only these words count."""

@@ -95,7 +95,7 @@ class LogReader:
         self._retry_line = self._last_line = 0
         self._message_line = -_MOST_MESSAGE_LINES
         self._number = 0
-        """Of the present line."""
+        """Number of the present line."""
         self._raw_above = deque[bytes](maxlen=_CODE_LINES)
         """The lines above it, the nearest last."""
         self._seen: dict[int, int] = {}
