@@ -50,6 +50,7 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("memory.microBatchTokens memory.logprobChunkTokens memory.activationCheckpointing", "", _PLAN),
     ("memory.optimizerOffload memory.policyOffload memory.syncBucketSize", "", _PLAN),
     ("memory.detachMetrics memory.weightExport", "", _PLAN),
+    ("memory.admission", _SCHEDULING, "has no effect: the memory of another trainer is not predicted"),
     ("recovery.phaseDeadlineSeconds", "", "has no effect: another trainer reports no phases"),
     ("recovery.maxStepsWithoutLearning", "", "has no effect: another trainer reports no rewards of groups"),
     ("recovery.maxHostMemory recovery.maxSharedMemory", _MACHINE, ""),
