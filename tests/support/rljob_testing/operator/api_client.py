@@ -95,8 +95,14 @@ class ResourceClient:
 
     def list(self, resource: str, namespace: str | None = None, selector: str = "") -> list[Object]:
         """Without `namespace`: in all namespaces."""
-        found = self.request("GET", _path(resource, namespace), params={"labelSelector": selector})
-        return list(found["items"])
+        items: list[Object] = []
+        params = {"labelSelector": selector, "limit": "500"}
+        while True:
+            found = self.request("GET", _path(resource, namespace), params=params)
+            items += found["items"]
+            if not (following := found["metadata"].get("continue")):
+                return items
+            params["continue"] = following
 
     def create(self, resource: str, body: Object, namespace: str | None = None) -> Object:
         return self.request("POST", _path(resource, namespace), body=body, params={"fieldValidation": "Strict"})
