@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
+from rljob_api.plan_change import Role
 from rljob_api.quantity import byte_quantity
 
 # Names and values of the plan's settings as the manifest writes them.
@@ -42,6 +43,17 @@ def text_of(setting: str, value: object) -> str:
             return nodes if len(nodes) <= _LONGEST_TEXT else f"{len(value)} nodes"
         case _:
             return str(value)
+
+
+def host_memory_setting(role: Role) -> str:
+    """The setting for the memory limit of a role's pods."""
+    return "controller_host_memory_bytes" if role == "controller" else "host_memory_bytes"
+
+
+def planned_host_memory(plan: MemoryPlan, role: Role) -> int | None:
+    """The memory limit of a role's pods, bytes; None if the plan leaves it as it is."""
+    limit: int | None = getattr(plan, host_memory_setting(role))
+    return limit
 
 
 def is_size(name: str) -> bool:

@@ -97,7 +97,7 @@ async def stop(memo: Replica, **_: Any) -> None:
 
 
 @kopf.on.validate(RLJOBS.group, RLJOBS.version, RLJOBS.plural)
-async def validate(*, warnings: list[str], memo: Any, **review: Any) -> None:
+async def validate(*, warnings: list[str], memo: Replica, **review: Any) -> None:
     """Warn about a job that does not fit, or refuse it. Raises `AdmissionError`."""
     found = await objection_to(review["new"], review["old"], memo.nodes())
     if found is not None and found.refused:

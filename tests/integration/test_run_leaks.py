@@ -40,7 +40,7 @@ def test_a_process_that_leaks_is_replaced_without_a_kill_or_a_repeated_step(
             (group / "cgroup.procs").write_text(str(process.pid))
             printed = wait_for_end(process)
     except OSError as error:
-        pytest.skip(f"no memory limit can be set here: {error}")
+        pytest.skip(f"a cgroup with a memory limit cannot be made: {error}")
     run = FinishedRun(process.returncode, printed, tmp_path / "run")
     assert run.exit_code == ExitCode.COMPLETE, printed
     assert [step["step"] for step in run.steps] == list(range(1, STEPS + 1))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
-from rljob_memory.plan_settings import text_of
+from rljob_memory.plan_settings import planned_host_memory, text_of
 from rljob_memory.recovery.failure import Case
 from rljob_memory.sizes import MIB, human_bytes
 
@@ -101,9 +101,7 @@ def bound_of_shared_memory(case: Case) -> str | None:
 
 def _container_limit_bytes(case: Case) -> int | None:
     """The larger of the pod's limit and the plan's, which applies to all workers and lowers none."""
-    plan = case.plan
-    planned = plan.controller_host_memory_bytes if case.role == "controller" else plan.host_memory_bytes
-    return max(planned or 0, case.constraints.host_memory_limit_bytes or 0) or None
+    return max(planned_host_memory(case.plan, case.role) or 0, case.constraints.host_memory_limit_bytes or 0) or None
 
 
 def _machine_bytes(case: Case) -> int | None:

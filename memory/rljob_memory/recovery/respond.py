@@ -24,6 +24,7 @@ from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.model_shape import with_adapters
+from rljob_memory.plan_settings import host_memory_setting, planned_host_memory
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
@@ -102,12 +103,11 @@ def more_host_memory(pressure: MemoryPressure, state: RecoveryState, constraints
     is_due = failure_class is FailureClass.HOST_MEMORY and pressure.steps_left <= RESIZE_STEPS
     if state.plan is None or not constraints.may_change_plan or not is_due:
         return None
-    setting = "controller_host_memory_bytes" if pressure.role == "controller" else "host_memory_bytes"
     case = Case(failure_class, pressure.diagnosis, pressure.role, None, state, constraints, frozenset())
-    if (getattr(state.plan, setting) or 0) > (case.number("limit_bytes") or 0):
+    if (planned_host_memory(state.plan, pressure.role) or 0) > (case.number("limit_bytes") or 0):
         return None  # the limit was raised after the report
     limit = larger_limit(case)
-    return None if limit is None else state.plan.model_copy(update={setting: limit})
+    return None if limit is None else state.plan.model_copy(update={host_memory_setting(pressure.role): limit})
 
 
 def class_of(diagnosis: DiagnosisStatus) -> FailureClass:

@@ -35,7 +35,7 @@ Variables = list[dict[str, Any]]
 _CONTROLLER_REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 """Ray's head without its object store, and one process without torch."""
 _CPUS_PER_GPU = 1
-"""Memory request of a worker if the size of the model is not known, in GiB."""
+"""CPU request of a worker for each of its GPUs; at least one."""
 
 RESTART_ALL_CONTAINERS = "RestartAllContainers"
 """Action of a restart rule: the pod stays on its node, and all its containers are restarted."""

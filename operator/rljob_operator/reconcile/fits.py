@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +18,11 @@ from rljob_memory.model_shape import compute_bytes, shape_in_uri
 from rljob_memory.pod_memory import memory_limit_in
 from rljob_memory.workload import workload_of
 from rljob_operator.reconcile.observed import ObservedNode
-from rljob_operator.reconcile.placement import Obstacle
+from rljob_operator.reconcile.placement import Obstacle, allowed_nodes
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView
+
+_TYPE_LABELS = "GPU feature discovery labels nodes with nvidia.com/gpu.product"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,9 @@ def prediction(spec: RLJobSpec, nodes: Sequence[ObservedNode], reported: Setup |
     device: DeviceKind = "cuda" if spec.policy.gpus_per_replica else "cpu"
     machines = _machines(spec, nodes) or ([reported.hardware] if reported else [])
     if not machines:
-        resource = f"{spec.policy.gpus_per_replica} GPUs" if device == "cuda" else "memory"
-        message = (
-            f"no node is known that the job's nodeSelector allows, with {resource} of a known type: "
-            "GPU feature discovery labels nodes with nvidia.com/gpu.product"
-        )
+        message = "no node is known that the job's nodeSelector allows"
+        if device == "cuda":
+            message += f", with {spec.policy.gpus_per_replica} GPUs of a known type: {_TYPE_LABELS}"
         return Prediction(None, ConditionReason.NODES_UNKNOWN, message)
     model = reported.model if reported else shape_in_uri(spec, compute_bytes(spec, device), exact=True)
     if model is not None:
@@ -134,10 +134,7 @@ def _judged(memory: MemorySettings, setups: tuple[Setup, ...]) -> Prediction:
 
 
 def _machines(spec: RLJobSpec, nodes: Sequence[ObservedNode]) -> list[Hardware]:
-    """Return one machine for each type of GPU that the policy may get, the largest first; empty if none is known.
-
-    Taints, affinities and free resources do not count: a job that fits none of the machines does not fit at all.
-    """
+    """Return one machine for each type of GPU that the policy may get, the largest first; empty if none is known."""
     policy, *rollout = worker_pods(spec)
     limit = memory_limit_in(spec.policy.template)  # which recovery may raise
     limit = limit and max(limit, spec.recovery.max_host_memory or 0)
@@ -164,11 +161,6 @@ def _machines(spec: RLJobSpec, nodes: Sequence[ObservedNode]) -> list[Hardware]:
 
 
 def _kinds(nodes: Sequence[ObservedNode], template: PodTemplate | None, gpus: int) -> set[tuple[int, str, int]]:
-    """Return GPU memory, GPU type and host memory of the nodes with enough GPUs and the labels of the nodeSelector."""
-    selector = (template.spec if template else {}).get("nodeSelector")
-    wanted = [f"{name}={value}" for name, value in selector.items()] if isinstance(selector, Mapping) else []
-    return {
-        (node.gpu_memory_bytes, node.gpu, node.host_memory_bytes)
-        for node in nodes
-        if node.gpus >= gpus and (not wanted or all(label in node.labels for label in wanted))
-    }
+    """Return GPU memory, GPU type and host memory of the nodes that the template allows."""
+    allowed = allowed_nodes(nodes, template, gpus)
+    return {(node.gpu_memory_bytes, node.gpu, node.host_memory_bytes) for node in allowed}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rljob_api.conditions import AttemptReason, ConditionReason, ConditionType
 from rljob_api.job import RLJobSpec
+from rljob_api.roles import PodTemplate
 from rljob_operator.objects.attempt import ControllerPlacement, Gang
 from rljob_operator.objects.placement import QUEUE_LABEL, queue_of
 from rljob_operator.objects.pod_layout import PodLayout
@@ -50,6 +51,16 @@ def controller_placement(observed: ObservedJob, spec: RLJobSpec, *, nodes_are_kn
     if nodes_are_known and not any(node.gpus and node.usable and node.tainted for node in observed.nodes):
         return "UntaintedNodes"
     return "AnyNode"
+
+
+def allowed_nodes(nodes: Iterable[ObservedNode], template: PodTemplate | None, gpus_per_pod: int) -> list[ObservedNode]:
+    """Return the nodes with enough GPUs and the labels of the template's `nodeSelector`.
+
+    Taints, affinities and free resources do not count.
+    """
+    selector = (template.spec if template else {}).get("nodeSelector")
+    wanted = {f"{name}={value}" for name, value in selector.items()} if isinstance(selector, Mapping) else set()
+    return [node for node in nodes if node.gpus >= gpus_per_pod and wanted.issubset(node.labels)]
 
 
 def _takes_controller(node: ObservedNode, spec: RLJobSpec) -> bool:

@@ -15,6 +15,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.status import AttemptStatus
 from rljob_api.step_report import ExitDecision
 from rljob_memory.next_plan import plan_of_next_attempt
+from rljob_memory.plan_settings import planned_host_memory
 from rljob_operator import labels
 from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import JobAttempt
@@ -191,7 +192,7 @@ def resizes(view: JobView) -> tuple[PodResize, ...]:
     found = []
     for pod in view.pods:
         before = pod.memory_limit_bytes
-        planned = plan.controller_host_memory_bytes if pod.role == "controller" else plan.host_memory_bytes
+        planned = planned_host_memory(plan, pod.role)
         if before is None or planned is None or pod.node is None or pod.ended or pod.deleting:
             continue
         limit = min(planned, allocatable.get(pod.node, planned))

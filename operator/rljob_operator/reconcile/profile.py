@@ -38,6 +38,7 @@ from rljob_operator import labels
 from rljob_operator.events import EventReason
 from rljob_operator.objects.attempt import Manifest
 from rljob_operator.reconcile.observed import StoredProfile
+from rljob_operator.reconcile.placement import allowed_nodes
 from rljob_operator.reconcile.status import StatusDraft
 from rljob_operator.reconcile.view import JobView
 
@@ -97,13 +98,13 @@ def possible_gpus(view: JobView) -> list[str]:
     policy = view.job.spec.policy
     if policy.gpus_per_replica == 0:
         return [""]
-    selector = policy.template.spec.get("nodeSelector")
-    if isinstance(selector, dict):
-        for label in labels.GPU_PRODUCTS:
-            if isinstance(product := selector.get(label), str):
-                return [gpu_name(product)]
-    types = [node.gpu for node in view.observed.nodes if node.gpus >= policy.gpus_per_replica]
-    return sorted(set(types), key=lambda name: (-types.count(name), name)) or [""]
+    types = [node.gpu for node in allowed_nodes(view.observed.nodes, policy.template, policy.gpus_per_replica)]
+    if types:
+        return sorted(set(types), key=lambda name: (-types.count(name), name))
+    # An autoscaler adds the nodes.
+    selector = policy.template.spec.get("nodeSelector") or {}
+    products = (selector.get(label) for label in labels.GPU_PRODUCTS)
+    return [next((gpu_name(product) for product in products if isinstance(product, str)), "")]
 
 
 def _takes_part(view: JobView) -> bool:

@@ -1,4 +1,4 @@
-"""The admission webhook: whoever sends whatever, the operator lives, and the API server has an answer or goes on."""
+"""The admission webhook: no request stops the operator, and the API server gets an answer or stops waiting."""
 
 from __future__ import annotations
 
