@@ -2,9 +2,8 @@
 
 A plan is a choice of three switches (how much of the optimizer's state is in host memory, where the weights are while
 the engine generates, whether activations are recomputed) and of sizes, which follow from the room that the switches
-leave. Of all choices
-that fit by the budget, the one with the fewest predicted seconds wins. The estimates need to be sane rather than exact:
-an error shows as an out-of-memory failure, which changes the plan.
+leave. Of all choices that fit by the budget, the one with the fewest predicted seconds wins. The estimates need to be
+sane rather than exact: an error shows as an out-of-memory failure, which changes the plan.
 """
 
 from __future__ import annotations
