@@ -96,10 +96,16 @@ def spec_from(source: Source, file: Path, gpus: int | None) -> RLJobSpec:
     wrong, or the trainer would refuse them; `ManifestError` if the file is no text.
     """
     options = _MeantOptions(source, file, options_of(file))
+    spec = _spec(source, options, gpus)
     try:
-        return RLJobSpec.model_validate(_spec(source, options, gpus), by_alias=True, by_name=False)
+        return RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"]
+        first, machine_gpus = error.errors()[0], spec["policy"]["gpusPerReplica"]
+        if first["type"] == "conflict" and machine_gpus % spec["rollout"]["tensorParallelSize"]:
+            meaning = "tensorParallelSize"  # the spec's own message names fields of an RLJob
+            expected = f"expected a divisor of the GPUs of a machine, {machine_gpus}, as {options.name(meaning)}"
+            raise options.wrong(meaning, expected) from error
+        reason = first["msg"]
         raise BadInput(f"expected options of {source} that RLJob supports in {file}, found others: {reason}") from error
 
 

@@ -85,10 +85,13 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
         rows = {name: _short(other) for name, other in others.items()}
         print(json.dumps(rows, indent=2) if options.as_json else "\n".join(sweep_report(others)))
         return ExitCode.COMPLETE if any(rows.values()) else DOES_NOT_FIT
+    # The changes that fit are written as in an RLJob's manifest.
+    message = found.explanation if options.source is None else found.message
     if options.as_json:
-        print(json.dumps(as_json(found), indent=2))
+        print(json.dumps(as_json(found, message), indent=2))
     else:
-        print("\n".join(report(spec, found, is_assumed=options.gpu is None and _gpu_of_this_machine() is None)))
+        is_assumed = options.gpu is None and _gpu_of_this_machine() is None
+        print("\n".join(report(spec, found, message, is_assumed=is_assumed)))
     return DOES_NOT_FIT if found.lack else ExitCode.COMPLETE
 
 
@@ -207,13 +210,14 @@ def _gpu_of_this_machine() -> str | None:
 # --- the report ---
 
 
-def report(spec: RLJobSpec, found: Fit, *, is_assumed: bool = False) -> Iterator[str]:
-    """Lines of the text output. `is_assumed`: neither the options nor this machine name a type of GPU."""
+def report(spec: RLJobSpec, found: Fit, message: str, *, is_assumed: bool = False) -> Iterator[str]:
+    """Lines of the text output. `message`: the verdict and its reason. `is_assumed`: neither the options nor this
+    machine name a type of GPU."""
     setup, predicted, plan = found.setup, found.choice.budget, found.choice.plan
     assumed = " (assumed; --gpu names another)" if is_assumed and setup.hardware.device == "cuda" else ""
     yield f"{_model(setup.model)} on {machine_text(setup)}{assumed}"
     yield ""
-    yield found.explanation
+    yield message
     if setup.hardware.device == "cuda":
         yield seconds_line(predicted)
     yield ""
@@ -322,13 +326,13 @@ def _short(found: Fit | None) -> Mapping[str, Any] | None:
     return {"gpus": found.setup.work.policy_ranks, "secondsPerStep": found.choice.budget.seconds(), "plan": plan}
 
 
-def as_json(found: Fit) -> Mapping[str, Any]:
-    """The report as values: sizes in bytes, times in seconds."""
+def as_json(found: Fit, message: str) -> Mapping[str, Any]:
+    """The report as values, with `message`, the verdict and its reason: sizes in bytes, times in seconds."""
     setup, predicted = found.setup, found.choice.budget
     on_gpu = setup.hardware.device == "cuda"
     return {
         "verdict": found.verdict,
-        "message": found.explanation,
+        "message": message,
         "lack": asdict(found.lack) if found.lack else None,
         "priceSeconds": found.price_seconds,
         "secondsPerStep": predicted.seconds(),

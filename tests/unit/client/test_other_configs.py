@@ -127,7 +127,11 @@ BOMB = "a0: &a0 {x: 1}\n" + "".join(
             ("trl", TRL.replace("Qwen/Qwen3-8B", value), "expected the name of a model, or an absolute path")
             for value in ("7", "[a, b]", "''", "./model", "~/model", "${MODEL}")
         ),
-        ("trl", TRL.replace("size: 2", "size: 3"), "must divide the GPUs"),
+        (
+            "trl",
+            TRL.replace("size: 2", "size: 3"),
+            "expected a divisor of the GPUs of a machine, 1, as vllm_tensor_parallel_size",
+        ),
         ("verl", "actor_rollout_ref: {model: {path: a/b-8B}}", "expected actor_rollout_ref.rollout.n in "),
         ("verl", "data: {train_batch_size: 8}", "expected actor_rollout_ref.model.path in "),
         ("verl", "actor_rollout_ref: {model: {path: a/b-8B}, rollout: 5}", "expected actor_rollout_ref.rollout.n in "),
@@ -228,6 +232,26 @@ def test_what_ran_out_of_memory_with_trl_does_not_fit(tmp_path: Path, capsys: py
     plan = found["plan"]
     assert (plan["microBatchTokens"], plan["activationCheckpointing"], plan["rolloutSleep"]) == (8320, True, "Level2")
     assert [plan[name] for name in ("optimizerOffload", "policyOffload")] == [False, False]
+
+
+def test_gpus_that_an_engine_does_not_divide_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config"
+    file.write_text(VERL)
+    assert run_plan(file, PlanOptions("h100", gpus=2, source="verl")) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert "expected a divisor of the GPUs of a machine, 2, as actor_rollout_ref.rollout.tensor_model_parallel" in error
+
+
+@pytest.mark.parametrize("source", ["trl", "verl"])
+def test_no_field_of_an_rljob_is_advised_to_users_of_another_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: Source
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(TRL if source == "trl" else VERL)
+    assert run_plan(file, PlanOptions("l4", gpus=2 if source == "trl" else 4, source=source)) == 1
+    verdict = capsys.readouterr().out.splitlines()[2]
+    assert verdict.startswith("does not fit, because")
+    assert "it fits with" not in verdict
 
 
 @pytest.mark.parametrize(
