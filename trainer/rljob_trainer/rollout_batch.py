@@ -100,6 +100,14 @@ class RolloutBatch:
     advantages: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """[completions]; empty until the step is scored."""
 
+    reward_parts: dict[str, FloatArray] = field(default_factory=dict)
+    """[completions] The unweighted rewards of each reward function, by its name; NaN for a response that it left out.
+    Empty if the task has one reward function."""
+
+    kept: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """[completions] False: the completion has no part in the update, nor in the statistics of its group. Empty: all
+    have."""
+
     reward_errors: int = 0
     """Completions whose reward is 0 because the reward function failed."""
 
@@ -174,6 +182,9 @@ class RolloutBatch:
             finished=self.finished,
             rewards=self.rewards,
             advantages=self.advantages,
+            kept=self.kept,
+            reward_part_names=np.asarray(list(self.reward_parts), np.str_),
+            reward_parts=np.asarray(list(self.reward_parts.values()), np.float32),
             reward_errors=self.reward_errors,
             weights_version=-1 if self.weights_version is None else self.weights_version,
             token_versions=_flat(self.token_versions, np.int32),
@@ -198,6 +209,8 @@ class RolloutBatch:
                 finished=saved["finished"],
                 rewards=saved["rewards"],
                 advantages=saved["advantages"],
+                reward_parts=dict(zip(saved["reward_part_names"].tolist(), saved["reward_parts"], strict=True)),
+                kept=saved["kept"],
                 reward_errors=int(saved["reward_errors"]),
                 weights_version=None if saved["weights_version"] < 0 else int(saved["weights_version"]),
                 token_versions=_split(saved["token_versions"], saved["response_lengths"])

@@ -8,8 +8,9 @@ from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, TrainingWarning
-from rljob_client.run_directory.records import StepRecord
+from rljob_client.run_directory.records import EvaluationRecord, StepRecord
 from rljob_memory.sample import MemorySample
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 
 class RunListener:
@@ -27,8 +28,17 @@ class RunListener:
     def phase_began(self, step: int, phase: Phase) -> None:
         """Called before `phase` of `step`. All roles are running."""
 
+    def step_scored(self, batch: RolloutBatch, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> None:
+        """Called after the rewards of a step are known, before its update. After a failure, it may be called again.
+
+        `prompts` and `completions`: those of `batch`, in its order, with their text.
+        """
+
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
         """Called after each commit. `memory`: peaks by actor name and phase."""
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """Called after each evaluation. Its record is in the ledger."""
 
     def failed(self, evidence: Evidence) -> None:
         """Called when memory runs out. If the attempt recovers, `recovered` is called later."""

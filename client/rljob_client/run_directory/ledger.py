@@ -15,6 +15,7 @@ from rljob_client.errors import OutputUnavailable
 from rljob_client.run_directory.durable_files import sync_directory, writing
 from rljob_client.run_directory.records import (
     AttemptRecord,
+    EvaluationRecord,
     FaultRecord,
     LedgerRecord,
     PlanChangeRecord,
@@ -130,7 +131,7 @@ class Ledger:
         self.attempts.append(record)
         return record
 
-    def record(self, record: RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord) -> None:
+    def record(self, record: RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord | EvaluationRecord) -> None:
         """Make a record durable that does not commit a step."""
         self._append(record)
 

@@ -189,7 +189,32 @@ class StepRecord(_Record):
         return peaks
 
 
-LedgerRecord = AttemptRecord | RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord | StepRecord
+class EvaluationRecord(_Record):
+    """An evaluation of the policy on held-out prompts."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    attempt: int = Field(ge=1)
+
+    step: int = Field(ge=0)
+    """The last committed step before the evaluation; 0: the initial model."""
+
+    prompts: int = Field(ge=1)
+    """Prompts that were evaluated."""
+
+    samples_per_prompt: int = Field(ge=1)
+
+    metrics: dict[str, float]
+    """By name, without a prefix: `reward_mean`, `avg@8`, `pass@1`, `response_mean_tokens`, …"""
+
+    seconds: float = Field(ge=0)
+
+    evaluated_at: float = Field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+
+LedgerRecord = (
+    AttemptRecord | RestoreRecord | ReadyRecord | PlanChangeRecord | FaultRecord | StepRecord | EvaluationRecord
+)
 _RECORD: TypeAdapter[LedgerRecord] = TypeAdapter(Annotated[LedgerRecord, Field(discriminator="kind")])
 
 
@@ -210,6 +235,12 @@ def plan_change_records(records: Sequence[LedgerRecord]) -> list[PlanChangeRecor
     """The latest record of each generation, by generation."""
     latest = {record.change.generation: record for record in records if isinstance(record, PlanChangeRecord)}
     return [latest[generation] for generation in sorted(latest)]
+
+
+def evaluation_records(records: Sequence[LedgerRecord]) -> list[EvaluationRecord]:
+    """The latest record of each step, by step."""
+    latest = {record.step: record for record in records if isinstance(record, EvaluationRecord)}
+    return [latest[step] for step in sorted(latest)]
 
 
 def fault_records(records: Sequence[LedgerRecord]) -> list[FaultRecord]:

@@ -70,7 +70,7 @@ class RolloutJournal:
 
 def _size_bytes(batch: RolloutBatch) -> int:
     arrays = (*batch.prompt_ids, *batch.response_ids, *batch.rollout_logprobs, *batch.token_versions)
-    per_completion = (batch.finished, batch.rewards, batch.advantages)
+    per_completion = (batch.finished, batch.rewards, batch.advantages, batch.kept, *batch.reward_parts.values())
     left_tokens = sum(len(response.token_ids) for group in batch.left for response in group.responses)
     return sum(array.nbytes for array in (*arrays, *per_completion)) + 12 * left_tokens + _NPZ_OVERHEAD_BYTES
 

@@ -218,8 +218,9 @@ class Controller:
             )
         rewards = np.asarray(scored.rewards, np.float32)
         advantages = group_advantages(rewards, group_size, scale=self.spec.algorithm.scale_advantages)
-        batch = RolloutBatch.of(step, group_size, prompts, completions)
-        return batch.scored(rewards, advantages, scored.failures)
+        batch = RolloutBatch.of(step, group_size, prompts, completions).scored(rewards, advantages, scored.failures)
+        self.listener.step_scored(batch, prompts, completions)
+        return batch
 
     # --- phases, which are retried after a failure ---
 
