@@ -9,7 +9,7 @@ Arms (Qwen3-0.6B's shape, random weights, 128 responses of 256 tokens a step, a 
     export         under the same restriction, export a tensor in expandable segments to another process (CUDA IPC)
     leak           the engine's process keeps 6 GiB of GPU memory more after each sleep
     leak-disabled  the same with memory.mode: Disabled, so that the engine is not replaced
-    leak-policy    a policy keeps 200 MiB more with each update, on a card of 24 GiB with room for some 40 such steps
+    leak-policy    a policy keeps 200 MiB more with each update, on a card of 24 GiB with room for some 20 such steps
     leak-rollout   the same for an engine with each rollout
 
 Records one row per arm in `bench/results/kept_memory.json`. `--smoke` runs `plain`, or the given arms, with a tiny
@@ -44,7 +44,7 @@ from rljob_trainer.roles.rollout_actor import ColocatedRolloutActor
 
 NAME = "kept_memory"
 ARMS = ("plain", "reference", "no-ptrace", "export", "leak", "leak-disabled", "leak-policy", "leak-rollout")
-STEPS = {"leak": 30, "leak-disabled": 30, "leak-policy": 100, "leak-rollout": 100}
+STEPS = {"leak": 30, "leak-disabled": 30, "leak-policy": 60, "leak-rollout": 60}
 DEFAULT_STEPS = 12
 PHASES_OF_LEAKS = {"leak-policy": "update", "leak-rollout": "rollout"}
 CARD_BYTES, ROOM_BYTES = 24 * GIB, 4 * GIB
