@@ -11,7 +11,7 @@ On four GPUs, with `moments: bfloat16` and `tensorParallelSize: 4`:
     32b-kept       micro-batches of 1,040 tokens whose activations are kept, and the state on the GPUs
     32b            the plan decides
 
-Records one row for each arm in `bench/results/plan_speed.json`, with predicted and measured seconds and GPU memory by
+Records one row for each arm in `bench/results/plan_speed.json` (32B: `plan_speed_32b.json`), with predicted and measured seconds and GPU memory by
 phase. The first two steps are not counted. A model in `runs/models/8b` (4b, 32b) is used instead of one that this
 program writes. `--smoke`: a tiny model on any device; records nothing.
 """
@@ -51,7 +51,7 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
 if __name__ == "__main__":
     on_four = len(visible_gpus()) >= 4
     Arms(
-        "plan_speed",
+        "plan_speed_32b" if on_four else "plan_speed",
         spec_of,
         ["32b-kept", "32b"] if on_four else ["8b-offload", "8b", "4b-offload", "4b"],
         "Qwen3 shapes, random weights, 128 responses of 1,024 tokens a step; pinned settings, and those of the plan",
