@@ -28,9 +28,9 @@ _IN_LONG_LINES = (
     *(b"traceback", b"exhausted", b"not enough memory", b"insufficient"),
 )
 """Words around which the parts of a long line are read."""
-_MOST_PARTS = 64
+_MOST_PARTS, _MOST_ESCAPED_PARTS = 64, 512
 _IN_ENDLESS_LINES = (b"tried to allocate", b"outofmemory", b"oom-kill")
-"""After so many parts of one line, only these words count."""
+"""After so many parts of one line, or of one whose line ends are escaped, only these words count."""
 _DIGITS = b"0123456789"
 _DIGIT = re.compile(rb"\d")
 _MOST_SHAPES = 1 << 16
@@ -169,7 +169,8 @@ def raw_lines(stream: BinaryIO, groups: WordGroups) -> Iterator[tuple[bytes, int
             rest = lines.pop() + (b"\r" if text.endswith(b"\r") else b"")
         while len(rest) > _LONGEST_LINE_BYTES:
             part, parts = rest[:_LONGEST_LINE_BYTES], parts + 1
-            lines.extend([part] if parts <= _MOST_PARTS or b"\\n" in part else _excerpts(part, _IN_ENDLESS_LINES))
+            most = _MOST_ESCAPED_PARTS if b"\\n" in part else _MOST_PARTS
+            lines.extend([part] if parts <= most else _excerpts(part, _IN_ENDLESS_LINES))
             rest = rest[_LONGEST_LINE_BYTES - _OVERLAP_BYTES :]
         yield from zip(lines, groups.of(lines), strict=True)
         if not chunk:
