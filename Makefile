@@ -85,6 +85,16 @@ image-builder: setup
 images: model ## Build the images of operator, trainer and model (DEVICE=gpu: the trainer for GPUs, 9 GB)
 	$(BIN)/python images/build --device $(DEVICE)
 
+.PHONY: wheels
+wheels: setup ## Build a wheel of each part into dist/
+	@rm -rf dist
+	@for part in $(filter-out tests/%,$(PARTS)); do $(UV) build --quiet --wheel --no-build-isolation --out-dir dist $$part; done
+	@ls dist
+
+.PHONY: docs-site
+docs-site: setup ## Build the documentation with search into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 .PHONY: check
 check: setup ## Formatting, lint, types, imports between parts, generated files
 	$(BIN)/ruff format --check
@@ -123,7 +133,7 @@ bench-soak: demo-cluster ## Inject random faults into jobs beside a hostile tena
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache runs
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist runs site
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
