@@ -27,6 +27,8 @@ class LocalImage:
     size: str
     """Readable size of all layers."""
     labels: Mapping[str, str]
+    digest: str = ""
+    """Of its manifest, with the algorithm; empty if the store does not know it."""
 
 
 class Builder(ABC):
@@ -83,7 +85,8 @@ class Buildah(Builder):
             return None
         inspected = json.loads(self._run(["buildah", "inspect", "--type", "image", reference]).stdout)
         labels = inspected["OCIv1"]["config"].get("Labels") or {}
-        return LocalImage(inspected["FromImageID"], json.loads(listed.stdout)[0]["size"], labels)
+        [image] = json.loads(listed.stdout)
+        return LocalImage(inspected["FromImageID"], image["size"], labels, image.get("digest") or "")
 
     def environment(self) -> dict[str, str]:
         """Environment for buildah without namespaces and FUSE, which root does not need and small machines lack."""
@@ -105,7 +108,9 @@ class Docker(Builder):
         if inspected.returncode != 0:
             return None
         image = json.loads(inspected.stdout)[0]
-        return LocalImage(image["Id"], f"{image['Size'] / 1e6:,.0f} MB", image["Config"].get("Labels") or {})
+        digests = image.get("RepoDigests") or [""]
+        size, labels = f"{image['Size'] / 1e6:,.0f} MB", image["Config"].get("Labels") or {}
+        return LocalImage(image["Id"], size, labels, digests[0].rpartition("@")[2])
 
     def environment(self) -> dict[str, str]:
         return super().environment() | {"DOCKER_BUILDKIT": "1"}

@@ -110,7 +110,7 @@ def build_if_changed(builder: Builder, wanted: Recipe, base: str | None, *, even
     found = builder.find(wanted.tag)
     if found and found.labels.get(INPUTS_LABEL) == key and not even_if_unchanged:
         return report(builder, wanted.tag, "up to date")
-    build(builder, wanted, labels={INPUTS_LABEL: key})
+    build(builder, wanted, labels={INPUTS_LABEL: key, **base_labels(builder, base_of(wanted, base))})
     report(builder, wanted.tag, f"built in {time.monotonic() - started:.0f} s")
 
 
@@ -132,9 +132,24 @@ def with_base(wanted: Recipe, base: str | None) -> Recipe:
 
 def base_id(builder: Builder, wanted: Recipe, base: str | None) -> str:
     """Id of the base image in the local store; empty if it is not there."""
-    base = wanted.arguments.get("TRAINER_IMAGE") or (base if wanted.needs_base else None)
-    local = builder.find(base) if base else None
+    reference = base_of(wanted, base)
+    local = builder.find(reference) if reference else None
     return local.id if local else ""
+
+
+def base_of(wanted: Recipe, base: str | None) -> str | None:
+    """The image that it is built on; None if its Containerfile decides."""
+    return wanted.arguments.get("TRAINER_IMAGE") or (base if wanted.needs_base else None)
+
+
+def base_labels(builder: Builder, reference: str | None) -> dict[str, str]:
+    """The OCI labels that name the base image; its digest comes from `reference` itself, or from the local store."""
+    if not reference:
+        return {}
+    name, _, digest = reference.partition("@")
+    local = None if digest else builder.find(reference)
+    labels = {"name": name, "digest": digest or (local.digest if local else "")}
+    return {f"org.opencontainers.image.base.{key}": value for key, value in labels.items() if value}
 
 
 def build(builder: Builder, wanted: Recipe, labels: dict[str, str]) -> None:

@@ -66,6 +66,15 @@ class TestBoth:
         assert done.stdout.split() == ["10001", "10001", "rljob", "/home/rljob"]
         assert "Read-only file system" in done.stderr
 
+    def test_the_bill_of_materials_lists_the_packages_and_the_base_has_a_digest(self, either: ImageContainer) -> None:
+        bill = json.loads((either.rootfs / "opt/rljob/sbom.cdx.json").read_text())
+        listed = {component["name"].lower() for component in bill["components"]}
+        names = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+        assert {name for name in python(either, names).split() if not name.startswith("rljob")} <= listed
+        labels = either.config["Labels"]
+        assert labels["org.opencontainers.image.version"] == VERSION
+        assert labels["org.opencontainers.image.base.digest"].startswith("sha256:")
+
     def test_no_installer_is_in_the_image(self, either: ImageContainer) -> None:
         assert python(either, "import importlib.util as u; print([n for n in ('pip', 'uv') if u.find_spec(n)])") == "[]"
         assert not any(path.name == "uv" for path in (either.rootfs / "tmp").iterdir())
