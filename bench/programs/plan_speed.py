@@ -12,8 +12,8 @@ On four GPUs, with `moments: bfloat16` and `tensorParallelSize: 4`:
     32b            the plan decides
 
 Records one row for each arm in `bench/results/plan_speed.json` (32B: `plan_speed_32b.json`), with predicted and
-measured seconds and GPU memory by phase. The first two steps are not counted. A model in `runs/models/8b` (4b, 32b) is used
-instead of one that this program writes. `--smoke`: a tiny model on any device; records nothing.
+measured seconds and GPU memory by phase. The first two steps are not counted. A model in `runs/models/8b` (4b, 32b) is
+used instead of one that this program writes. `--smoke`: a tiny model on any device; records nothing.
 """
 
 from __future__ import annotations
