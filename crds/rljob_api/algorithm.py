@@ -1,12 +1,24 @@
-"""The training algorithm: GRPO and its corrections."""
+"""The training algorithm and its hyperparameters."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rljob_api.api_model import ApiModel, Rule, immutable, only_raised
+from rljob_api.algorithms import (
+    ALGORITHMS,
+    AlgorithmName,
+    AlgorithmSettings,
+    LossAggregation,
+    ScaleAdvantages,
+    not_reading,
+)
+from rljob_api.api_model import ApiModel, FreeForm, Rule, immutable, only_raised
+from rljob_api.task import PythonFunction, module_rule
 
 
 class ImportanceSamplingSpec(ApiModel):
@@ -20,13 +32,86 @@ class ImportanceSamplingSpec(ApiModel):
     cap: float = Field(default=2.0, gt=1, le=1000)
     """Bound on the ratio of probabilities."""
 
+    level: Literal["Token", "Sequence"] = "Token"
+    """Token: each token has its own ratio. Sequence: all tokens of a response have the product of their ratios, which
+    is unbiased but varies more."""
+
+
+class LearningRateSchedule(ApiModel):
+    """Course of the learning rate after the warm-up, as a function of the step: a schedule of transformers."""
+
+    name: Literal[
+        "constant",
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "cosine_with_min_lr",
+        "polynomial",
+        "inverse_sqrt",
+        "warmup_stable_decay",
+    ] = "constant"
+    """Name of the schedule, as lr_scheduler_type of transformers. A schedule other than constant and inverse_sqrt ends
+    at algorithm.steps, which then cannot change."""
+
+    args: FreeForm = Field(default_factory=dict)
+    """Arguments of the schedule, as lr_scheduler_kwargs of transformers: min_lr_rate of cosine_with_min_lr, num_cycles
+    of cosine_with_restarts, power and lr_end of polynomial, num_decay_steps of warmup_stable_decay. constant has
+    none."""
+
+    def further_problems(self) -> list[InitErrorDetails]:
+        if self.name != "constant" or not self.args:
+            return []
+        problem = PydanticCustomError("text", "{expected}", {"expected": "no arguments for the schedule constant"})
+        return [InitErrorDetails(type=problem, loc=("args",), input=self.args)]
+
+
+_ENDLESS_SCHEDULES = ("constant", "inverse_sqrt")
+"""Schedules whose rate does not depend on the number of steps."""
+
+STEPS_OF_SCHEDULE = {
+    "rule": f"self.algorithm.learningRateSchedule.name in {list(_ENDLESS_SCHEDULES)} || "
+    "self.algorithm.steps == oldSelf.algorithm.steps",
+    "message": "cannot change with a learning rate schedule that ends at the last step, because it would change the "
+    "rates of past steps: create another job",
+    "fieldPath": ".algorithm.steps",
+}
+"""Rule of the spec about changes of the number of steps."""
+
+
+def _reading_rules() -> tuple[Rule, ...]:
+    """For each setting, a rule that refuses it with algorithms that do not read it."""
+
+    def rule(setting: str, names: list[AlgorithmName]) -> Rule:
+        return Rule(
+            cel=f"!has(self.{to_camel(setting)}) || !(self.name in {names})",
+            holds=lambda algorithm: getattr(algorithm, setting) is None or algorithm.name not in names,
+            field=to_camel(setting),
+            message=f"is not read by {', '.join(names)}: remove it, or write another name",
+        )
+
+    return tuple(rule(setting, names) for setting, names in not_reading().items())
+
 
 class AlgorithmSpec(ApiModel):
     """The training algorithm and its hyperparameters. Only `steps` is required. Only `steps` and `maxPromptTokens` can
     change after the job is created."""
 
-    name: Literal["grpo"] = Field(default="grpo", json_schema_extra=immutable())
-    """Algorithm. grpo: group relative policy optimization."""
+    name: AlgorithmName = Field(
+        default="grpo",
+        description="Algorithm: advantages, loss, and defaults of the settings that it reads. "
+        + ". ".join(f"{name}: {row.summary}" for name, row in ALGORITHMS.items())
+        + ".",
+        json_schema_extra=immutable(),
+    )
+
+    loss: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
+    """Python function that replaces the loss of the algorithm, as module:function. It receives the tokens of a
+    micro-batch and returns the loss of each. The module is in the manifest's directory (in pods, in task.files) or in
+    an installed package."""
+
+    advantage: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
+    """Python function that replaces the advantage of the algorithm, as module:function. It receives the rewards of a
+    step by group and returns the advantage of each response."""
 
     steps: int = Field(ge=1, le=10_000_000)
     """Number of steps. Each step generates, scores, updates and syncs once. Raise it to continue training a completed
@@ -47,6 +132,11 @@ class AlgorithmSpec(ApiModel):
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000, json_schema_extra=immutable())
     """Number of steps in which the learning rate grows linearly from 0 to learningRate."""
 
+    learning_rate_schedule: LearningRateSchedule = Field(
+        default=LearningRateSchedule(), json_schema_extra=immutable()
+    )
+    """Course of the learning rate after the warm-up."""
+
     adam_beta1: float = Field(default=0.9, ge=0, lt=1, json_schema_extra=immutable())
     """AdamW: decay rate of the mean of the gradients."""
 
@@ -60,15 +150,17 @@ class AlgorithmSpec(ApiModel):
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, json_schema_extra=immutable())
     """Maximum norm of the gradient. A larger gradient is scaled down to it."""
 
-    clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=immutable())
-    """Lower clip of the ratio of new to old token probability, at 1 - clipLow."""
+    clip_low: float | None = Field(default=None, gt=0, lt=1, json_schema_extra=immutable())
+    """Lower clip of the ratio of new to old probability, at 1 - clipLow. Absent: 0.2; with gspo 3e-4. Clipping has no
+    effect with updatesPerStep: 1, because the ratio is then 1."""
 
-    clip_high: float = Field(default=0.28, gt=0, le=100, json_schema_extra=immutable())
-    """Upper clip of the ratio of new to old token probability, at 1 + clipHigh. A value above clipLow lets the
-    probability of rare tokens grow."""
+    clip_high: float | None = Field(default=None, gt=0, le=100, json_schema_extra=immutable())
+    """Upper clip of the ratio of new to old probability, at 1 + clipHigh. A value above clipLow lets the probability of
+    rare tokens grow. Absent: 0.28 with grpo and dapo, 4e-4 with gspo, 4 with cispo, otherwise 0.2."""
 
-    dual_clip: float = Field(default=3.0, ge=0, le=1000, json_schema_extra=immutable())
-    """Bound on the loss of a token with a negative advantage, as a multiple of the advantage. 0: no bound."""
+    dual_clip: float | None = Field(default=None, ge=0, le=1000, json_schema_extra=immutable())
+    """Bound on the loss of a token with a negative advantage, as a multiple of the advantage. 0: no bound. Absent: 3
+    with grpo, otherwise 0."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, le=100, json_schema_extra=immutable())
     """Weight of the KL divergence from the initial model in the loss. 0: the initial model is not loaded."""
@@ -76,11 +168,18 @@ class AlgorithmSpec(ApiModel):
     entropy_coefficient: float = Field(default=0.0, ge=0, le=10, json_schema_extra=immutable())
     """Weight of the entropy bonus in the loss."""
 
-    scale_advantages: Literal["Group", "None"] = Field(default="Group", json_schema_extra=immutable())
-    """Group: divide each advantage by the standard deviation of its group's rewards. None: only subtract the mean."""
+    scale_advantages: ScaleAdvantages | None = Field(default=None, json_schema_extra=immutable())
+    """Group: divide each advantage by the standard deviation of its group's rewards. None: only subtract the mean.
+    Absent: Group; with dr_grpo None."""
 
-    loss_aggregation: Literal["TokenMean", "SequenceMean"] = Field(default="TokenMean", json_schema_extra=immutable())
-    """TokenMean: every token of the step has the same weight. SequenceMean: every response has the same weight."""
+    loss_aggregation: LossAggregation | None = Field(default=None, json_schema_extra=immutable())
+    """TokenMean: every token of an update has the same weight. SequenceMean: every response has the same weight.
+    ConstantLength: every token weighs 1 / (responses x maxResponseTokens), in short and long responses alike.
+    Absent: TokenMean; with gspo SequenceMean, with dr_grpo and rloo ConstantLength."""
+
+    mask_truncated: bool = Field(default=False, json_schema_extra=immutable())
+    """If true, responses that were cut at maxResponseTokens take no part in the update, nor in the advantages of their
+    group."""
 
     importance_sampling: ImportanceSamplingSpec = Field(default=ImportanceSamplingSpec(), json_schema_extra=immutable())
     """Correction for the difference between the token probabilities of the engine and of the policy."""
@@ -112,10 +211,32 @@ class AlgorithmSpec(ApiModel):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, json_schema_extra=immutable())
     """Seed for the order of the data and for sampling."""
 
+    @property
+    def settings(self) -> AlgorithmSettings:
+        """The settings whose default depends on the algorithm, with that default where the manifest has none."""
+        written = {each.name: getattr(self, each.name) for each in fields(AlgorithmSettings)}
+        given = {name: value for name, value in written.items() if value is not None}
+        return replace(ALGORITHMS[self.name].defaults, **given)
+
+    @property
+    def rate_depends_on_steps(self) -> bool:
+        """True if another number of steps would change the learning rates of past steps."""
+        return self.learning_rate_schedule.name not in _ENDLESS_SCHEDULES
+
     rules: ClassVar[tuple[Rule, ...]] = (
+        *_reading_rules(),
+        module_rule("loss"),
+        module_rule("advantage"),
+        Rule(
+            cel="!self.maskTruncated || !self.ignoreEndOfSequence",
+            holds=lambda algorithm: not (algorithm.mask_truncated and algorithm.ignore_end_of_sequence),
+            field="maskTruncated",
+            message="requires responses that end, but with ignoreEndOfSequence every response is cut at "
+            "maxResponseTokens: write false, or ignoreEndOfSequence: false",
+        ),
         Rule(
             cel="self.dualClip == 0.0 || self.dualClip > 1.0",
-            holds=lambda algorithm: algorithm.dual_clip == 0 or algorithm.dual_clip > 1,
+            holds=lambda algorithm: not algorithm.dual_clip or algorithm.dual_clip > 1,
             field="dualClip",
             message="must be 0 (no bound) or greater than 1: write 3.0, for example",
         ),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.algorithm import STEPS_OF_SCHEDULE, AlgorithmSpec
 from rljob_api.api_model import ApiModel, Rule, Text, immutable, immutable_presence
 from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.environment import Variable, VariablesSource
@@ -44,6 +44,7 @@ MANAGED_BY_OPERATOR = "rljob.dev/operator"
 
 _TRANSITIONS: dict[str, Any] = {
     "x-kubernetes-validations": [
+        STEPS_OF_SCHEDULE,
         {
             "rule": "self.task.overlongPrompts != 'Skip' || "
             "self.algorithm.maxPromptTokens == oldSelf.algorithm.maxPromptTokens",
@@ -77,7 +78,11 @@ class RLJobSpec(ApiModel):
     task: TaskSpec = Field(json_schema_extra=immutable_presence("reward", "files", "answer", "systemPrompt"))
     """The task: prompts and rewards."""
 
-    algorithm: AlgorithmSpec
+    algorithm: AlgorithmSpec = Field(
+        json_schema_extra=immutable_presence(
+            *("loss", "advantage", "clipLow", "clipHigh", "dualClip", "scaleAdvantages", "lossAggregation")
+        )
+    )
     """The training algorithm and its hyperparameters."""
 
     policy: PolicySpec = Field(default=PolicySpec(), json_schema_extra=immutable_presence("lora"))

@@ -76,6 +76,16 @@ def _names_a_module(reference: str | None) -> bool:
 _NO_FILE = "must name a module, not a file: write the module without .py, such as rewards:exact_match"
 
 
+def module_rule(field: str) -> Rule:
+    """A rule that refuses the name of a file in the Python function `field`."""
+    return Rule(
+        cel=f"!self.{field}.contains('.py:')",
+        holds=lambda spec: _names_a_module(getattr(spec, field)),
+        field=field,
+        message=_NO_FILE,
+    )
+
+
 def _with_one_group(pattern: str) -> str:
     if control := re.search(r"[\x00-\x08\x0b-\x1f]", pattern):
         raise _expected(
@@ -154,18 +164,8 @@ class TaskSpec(ApiModel):
     """Maximum duration of one call of the reward function, in seconds. A process that exceeds it is killed."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="!self.name.contains('.py:')",
-            holds=lambda task: _names_a_module(task.name),
-            field="name",
-            message=_NO_FILE,
-        ),
-        Rule(
-            cel="!self.reward.contains('.py:')",
-            holds=lambda task: _names_a_module(task.reward),
-            field="reward",
-            message=_NO_FILE,
-        ),
+        module_rule("name"),
+        module_rule("reward"),
         Rule(
             cel="has(self.reward) || self.name in ['digits', 'reasoning-gym']",
             holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,

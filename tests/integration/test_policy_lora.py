@@ -181,6 +181,25 @@ def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
         assert policy.run(weights_digest) != [digest]
 
 
+def test_dropout_enters_neither_ratios_nor_importance_weights(tmp_path: Path) -> None:
+    lora = LoraConfig(rank=4, alpha=8.0, targets=LORA.targets, dropout=0.5)
+    batch = scored_batch(2)
+    with policy_processes(2, lora_config(tmp_path, lora=lora)) as policy:
+        policy.call("update", scored_batch(1))  # until then, adapters have no effect
+        [exact, _] = policy.run(token_logprobs, batch)
+        [result, _] = policy.call("update", batch)
+    finite = [np.isfinite(values) for values in batch.rollout_logprobs]
+    difference = np.concatenate(
+        [(one - other)[kept] for one, other, kept in zip(exact, batch.rollout_logprobs, finite, strict=True)]
+    )
+    assert result.metrics["logprob_diff_mean"] == pytest.approx(np.abs(difference).mean(), rel=1e-4)
+    weights = np.minimum(np.exp(difference), 2.0)
+    assert result.metrics["importance_weight_mean"] == pytest.approx(weights.mean(), rel=1e-4)
+    share = weights.sum() ** 2 / (len(weights) * np.square(weights).sum())
+    assert result.metrics["importance_ess"] == pytest.approx(share, rel=1e-4)
+    assert result.metrics["ppo_kl"] == 0
+
+
 @torch.no_grad()
 def _logprobs(model: Any, batch: RolloutBatch, i: int) -> np.ndarray:
     prompt, response = batch.prompt_ids[i // batch.group_size], batch.response_ids[i]

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from rljob_client.errors import BadInput
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.algorithm.loss import LossMetrics
 from rljob_trainer.algorithm.micro_batch import completions_with_tokens, split_updates, with_gradient
+from rljob_trainer.algorithms.objective import LossMetrics
 from rljob_trainer.policy.config import PolicyConfig, UpdateResult
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
@@ -82,7 +82,7 @@ class PlainTraining:
             )
             for i, kept in tokens.items():
                 per_token = self.token_losses(batch, i, old[i])[kept]
-                mean = self.config.algorithm.loss_aggregation == "SequenceMean"
+                mean = self.config.algorithm.settings.loss_aggregation == "SequenceMean"
                 loss = loss + (per_token.mean() / len(tokens) if mean else per_token.sum() / total)
             loss.backward()
             norms.append(
@@ -103,13 +103,14 @@ class PlainTraining:
 
     def token_losses(self, batch: RolloutBatch, i: int, old: torch.Tensor) -> torch.Tensor:
         settings, advantage = self.config.algorithm, float(batch.advantages[i])
+        clip = settings.settings
         logprobs, entropy = self.distribution(self.model, batch, i)
         ratio = torch.exp(logprobs - old)
         objective = -torch.min(
-            ratio * advantage, ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantage
+            ratio * advantage, ratio.clamp(1 - clip.clip_low, 1 + clip.clip_high) * advantage
         )
-        if advantage < 0 and settings.dual_clip:
-            objective = objective.clamp(max=-advantage * settings.dual_clip)
+        if advantage < 0 and clip.dual_clip:
+            objective = objective.clamp(max=-advantage * clip.dual_clip)
         weight = torch.exp(old - torch.tensor(batch.rollout_logprobs[i]).nan_to_num(neginf=0.0))
         if settings.importance_sampling.mode == "Truncate":
             weight = weight.clamp(max=settings.importance_sampling.cap)
@@ -168,6 +169,54 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         np.testing.assert_allclose(trained[name][~rounding], wanted[~rounding], rtol=0, atol=1e-6, err_msg=name)
         np.testing.assert_allclose(trained[name], wanted, rtol=0, atol=config.algorithm.learning_rate, err_msg=name)
     assert trained.keys() == dict(plain.model.named_parameters()).keys()
+
+
+OWN_LOSS = """
+def sums(tokens, settings):
+    lengths = tokens.sequence_sums(tokens.kept.float())
+    return -tokens.advantages * tokens.sequence_sums(tokens.logprobs), {"lengths": lengths}
+def broken(tokens, settings):
+    return tokens.logprobs.sum()
+"""
+
+
+def test_a_loss_of_the_user_runs_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "own_loss_of_ranks.py").write_text(OWN_LOSS)
+    model_dir = tiny_model(tmp_path / "model")
+
+    def config(name: str) -> PolicyConfig:
+        loss = f"own_loss_of_ranks:{name}"
+        return policy_config(model_dir, tmp_path / name, loss=loss, task_directory=tmp_path, updates_per_step=2)
+
+    found = []
+    for ranks in (1, 2):
+        with policy_processes(ranks, config("sums")) as policy:
+            results: list[UpdateResult] = policy.call("update", scored_batch(1))
+            found.append((results[0].metrics, policy.run(parameters)[0]))
+    (alone, weights), (together, others) = found
+    names = ("loss", "lengths", "grad_norm", "importance_ess")
+    assert {name: together[name] for name in names} == pytest.approx({name: alone[name] for name in names}, rel=1e-4)
+    assert alone["lengths"] > 1
+    for name, values in weights.items():
+        np.testing.assert_allclose(others[name], values, rtol=0, atol=1e-6, err_msg=name)
+    refused = pytest.raises(BadInput, match=r"line 5\) as a tensor of \[5\]")
+    with policy_processes(1, config("broken"), load=False) as policy, refused:
+        policy.call("load")
+
+
+def test_masked_responses_change_nothing(tmp_path: Path) -> None:
+    """Neither the weights of other tokens, nor metrics."""
+    batch = scored_batch(1)
+    kept = np.arange(len(batch)) % 4 != 1
+    nothing = [ids[: len(ids) * of] for ids, of in zip(batch.response_ids, kept, strict=True)]
+    logprobs = [values[: len(ids)] for values, ids in zip(batch.rollout_logprobs, nothing, strict=True)]
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", loss_aggregation="ConstantLength")
+    digests = []
+    for changed in (replace(batch, kept=kept), replace(batch, response_ids=nothing, rollout_logprobs=logprobs)):
+        with policy_processes(1, config) as policy:
+            policy.call("update", changed)
+            digests += policy.run(weights_digest)
+    assert digests[0] == digests[1]
 
 
 def test_completions_without_advantage_are_skipped_without_effect(tmp_path: Path) -> None:

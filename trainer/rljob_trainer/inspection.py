@@ -22,6 +22,8 @@ from rljob_client.errors import BadInput, RunError
 from rljob_client.model_dimensions import described_dimensions
 from rljob_client.validation.suspicious_values import FieldFinding, memory_findings
 from rljob_memory.model_shape import compute_bytes, shape_in_uri, with_adapters
+from rljob_trainer.algorithms.functions import advantage_function, loss_function
+from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.models.checkpoint import load_tokenizer
 from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
@@ -61,6 +63,7 @@ class Inspection:
         spec = self._spec
         self._engine_arguments()
         self._eight_bits()
+        self._algorithm()
         directory = self._model()
         self._task(directory)
         if not self._failures & {"the reward function", "the data set", "the task"}:
@@ -87,6 +90,17 @@ class Inspection:
             capability = this_machine().gpu_capability
             for field, message in unsupported_eight_bits(self._spec, "cuda", capability).items():
                 self._find("warning", ("spec", "rollout", field), f"on this machine: {message}")
+
+    def _algorithm(self) -> None:
+        """The user's own functions, and the arguments of a learning rate schedule."""
+        algorithm, section = self._spec.algorithm, ("spec", "algorithm")
+        with self._check("the advantage function", (*section, "advantage")):
+            advantage_function(algorithm, self._directory)
+        if algorithm.loss is not None:
+            with self._check("the loss function", (*section, "loss")):
+                loss_function(algorithm, self._directory)
+        with self._check("the learning rate schedule", (*section, "learningRateSchedule", "args")):
+            learning_rate_at(algorithm, algorithm.steps)
 
     def _model(self) -> Path | None:
         """The model's directory, of which a model of the hub may lack the weights; None if it cannot be read here."""

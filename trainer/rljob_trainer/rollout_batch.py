@@ -124,6 +124,11 @@ class RolloutBatch:
         return len(self.response_ids)
 
     @property
+    def takes_part(self) -> npt.NDArray[np.bool_]:
+        """[completions] `kept`, where an empty one means all."""
+        return self.kept if len(self.kept) else np.ones(len(self), np.bool_)
+
+    @property
     def response_tokens(self) -> int:
         return sum(len(ids) for ids in self.response_ids)
 

@@ -9,8 +9,7 @@ _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
 _NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob plot DIR"
-_NO_SCHEDULE = "only a constant learning rate after spec.algorithm.warmupSteps is supported"
-_NO_CRITIC = "not supported: GRPO has no critic, no discount and no reward model; write the reward as spec.task.reward"
+_NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
 _NO_DYNAMIC_SAMPLING = "dynamic sampling of prompts is not supported yet"
 _NOT_NEEDED = "not needed: remove it"
@@ -51,7 +50,9 @@ OPTION_NAMES: dict[str, str] = {
         "max_tokens_per_mb log_prob_max_token_len_per_gpu"
     ),
     "spec.algorithm.learningRate": "lr actor_learning_rate",
-    _NO_SCHEDULE: "lr_scheduler_type lr_scheduler lr_decay",
+    "spec.algorithm.learningRateSchedule.name": "lr_scheduler_type lr_scheduler lr_decay lr_decay_style",
+    "spec.algorithm.learningRateSchedule.args": "lr_scheduler_kwargs",
+    "spec.algorithm.learningRateSchedule.args (min_lr_rate, with name: cosine_with_min_lr)": "min_lr min_lr_ratio",
     "spec.algorithm.warmupSteps": "lr_warmup_steps num_warmup_steps",
     "spec.algorithm.warmupSteps (a number of steps)": "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio",
     "spec.algorithm.adamBeta1 (and adamBeta2)": "betas",
@@ -74,20 +75,19 @@ OPTION_NAMES: dict[str, str] = {
     "spec.algorithm.clipLow": "eps_clip_low epsilon_low clip_ratio_low",
     "spec.algorithm.clipHigh": "eps_clip_high epsilon_high clip_ratio_high",
     "spec.algorithm.dualClip": "clip_ratio_c delta",
-    "spec.algorithm.lossAggregation (and scaleAdvantages; the only loss is GRPO's)": (
+    "spec.algorithm.name (and lossAggregation, which its name decides if absent)": (
         "loss_type policy_loss_type loss_mode"
     ),
     "spec.algorithm.lossAggregation": "loss_agg_mode loss_reduction",
-    "spec.algorithm.name (grpo only; scaleAdvantages: None gives Dr. GRPO's advantages)": (
-        "adv_estimator advantage_estimator"
-    ),
+    "spec.algorithm.name": "adv_estimator advantage_estimator",
     "spec.algorithm.scaleAdvantages": "scale_rewards norm_adv_by_std_in_grpo grpo_norm_by_std",
-    "only ratios of single tokens are supported (no GSPO): remove it": "importance_sampling_level",
-    "spec.algorithm.importanceSampling.mode": (
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode rollout_is use_tis"
+    "spec.algorithm.name (gspo for a ratio of each response)": "importance_sampling_level",
+    "spec.algorithm.importanceSampling.mode (and level: Token or Sequence)": (
+        "vllm_importance_sampling_mode rollout_is"
     ),
+    "spec.algorithm.importanceSampling.mode": "vllm_importance_sampling_correction use_tis",
     "spec.algorithm.importanceSampling.cap": "vllm_importance_sampling_cap tis_imp_ratio_cap rollout_is_threshold",
-    "not supported: truncated responses count as others": "mask_truncated_completions overlong_filtering",
+    "spec.algorithm.maskTruncated": "mask_truncated_completions overlong_filtering",
     "not supported: subtract a penalty for long responses in the reward function": "overlong_buffer",
     "not supported; importanceSampling.mode: Mask drops single tokens": "off_policy_mask_threshold",
     "not supported: all tokens of a response are trained": "top_entropy_quantile",
@@ -216,24 +216,37 @@ OPTION_NAMES: dict[str, str] = {
 """Names of options by RLJob's field, which may have a remark in brackets, or by the reason why RLJob has no such field.
 A name with a dot counts only within that object."""
 
-_NOT_ANOTHER_LOSS = "not supported: the only loss is GRPO's, with a ratio for each token; write grpo"
+_NO_SUCH_LOSS = "not supported: write another name, or an own loss as algorithm.loss"
+_PLUS_PLUS = "reinforce_plus_plus"
 
 OPTION_VALUES: dict[str, dict[str, str]] = {
     "spec.algorithm.name": {
-        "dapo": "DAPO's loss is that of grpo with lossAggregation: TokenMean and clipHigh: 0.28, the defaults; its "
-        "dynamic sampling is not supported yet: write grpo",
-        "drgrpo": "Dr. GRPO's advantages are those of grpo with scaleAdvantages: None: write grpo",
-        "bnpo": "write grpo, and lossAggregation: TokenMean, the default",
-        "gspo": _NOT_ANOTHER_LOSS,
-        "cispo": _NOT_ANOTHER_LOSS,
-        "sapo": _NOT_ANOTHER_LOSS,
-        "rloo": "not supported; near to it is grpo with scaleAdvantages: None: write grpo",
-        "reinforce": _NOT_ANOTHER_LOSS,
-        "reinforce++": _NOT_ANOTHER_LOSS,
+        "bnpo": "write grpo, whose lossAggregation is TokenMean",
+        "token": "for a ratio of each token: write grpo",
+        "sequence": "gspo",
+        "sapo": _NO_SUCH_LOSS,
+        "dppo": _NO_SUCH_LOSS,
+        "vespo": _NO_SUCH_LOSS,
+        "gpg": _NO_SUCH_LOSS,
+        "remax": _NO_SUCH_LOSS,
+        "opo": _NO_SUCH_LOSS,
+        "geomean": _NO_SUCH_LOSS,
+        "luspo": "write gspo, with lossAggregation: ConstantLength",
+        "vanilla": "grpo",
+        "reinforce": _PLUS_PLUS,
+        "reinforce++": _PLUS_PLUS,
+        "reinforce++baseline": f"{_PLUS_PLUS}_baseline",
         "ppo": "not supported, because there is no critic: write grpo",
         "gae": "not supported, because there is no critic: write grpo",
         "dpo": "not supported, because RLJob trains on rewards: write grpo",
         "sft": "not supported, because RLJob trains on rewards: write grpo",
+    },
+    "spec.algorithm.learningRateSchedule.name": {
+        "constantwithwarmup": "write constant, and warmupSteps",
+        "wsd": "warmup_stable_decay",
+        "cosinewarmupwithminlr": "cosine_with_min_lr",
+        "reducelronplateau": "not supported, because the rate must follow from the step: write cosine, for example",
+        "greedy": "not supported, because the rate must follow from the step: write cosine, for example",
     },
     "spec.algorithm.lossAggregation": {
         "token": "TokenMean",
@@ -242,9 +255,9 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "seqmeantokenmean": "SequenceMean",
         "sequence": "SequenceMean",
         "grpo": "SequenceMean",
-        "drgrpo": "a constant length is not supported: write TokenMean",
-        "seqmeantokensum": "not supported: write TokenMean or SequenceMean",
-        "seqmeantokensumnorm": "not supported: write TokenMean or SequenceMean",
+        "drgrpo": "ConstantLength",
+        "seqmeantokensum": "ConstantLength",
+        "seqmeantokensumnorm": "ConstantLength",
     },
     "spec.algorithm.scaleAdvantages": {
         "true": "Group",
@@ -252,7 +265,7 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "false": "None",
         "off": "None",
         "disabled": "None",
-        "batch": "the deviation of the batch is not supported: write Group or None",
+        "batch": "the deviation of the batch is that of name: reinforce_plus_plus_baseline: write Group or None",
     },
     "spec.algorithm.importanceSampling.mode": {
         "true": "Truncate",
@@ -263,8 +276,9 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "tokentruncate": "Truncate",
         "tokenmask": "Mask",
         "icepop": "Mask",
-        "sequencetruncate": "only ratios of single tokens are supported: write Truncate",
-        "sequencemask": "only ratios of single tokens are supported: write Mask",
+        "sequence": "write Truncate, with level: Sequence",
+        "sequencetruncate": "write Truncate, with level: Sequence",
+        "sequencemask": "write Mask, with level: Sequence",
     },
     "spec.model.dtype": {
         "bf16": "bfloat16",

@@ -31,6 +31,8 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("task.chatTemplate task.overlongPrompts task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
     ("task.files", "rljob run ignores it and looks next to the manifest", ""),
     ("algorithm.name algorithm.steps algorithm.promptsPerStep algorithm.groupSize algorithm.seed", "", _IN_FILE),
+    ("algorithm.loss algorithm.advantage algorithm.maskTruncated algorithm.importanceSampling.level", "", _IN_FILE),
+    ("algorithm.learningRateSchedule.name algorithm.learningRateSchedule.args", "", _IN_FILE),
     ("algorithm.updatesPerStep algorithm.learningRate algorithm.warmupSteps algorithm.adamBeta1", "", _IN_FILE),
     ("algorithm.adamBeta2 algorithm.weightDecay algorithm.maxGradNorm algorithm.clipLow", "", _IN_FILE),
     ("algorithm.clipHigh algorithm.dualClip algorithm.klCoefficient algorithm.entropyCoefficient", "", _IN_FILE),
@@ -90,6 +92,10 @@ def _has_reward_function(spec: RLJobSpec) -> bool:
     return spec.task.reward is not None or spec.task.name not in ("digits", "reasoning-gym")
 
 
+def _has_own_algorithm(spec: RLJobSpec) -> bool:
+    return spec.algorithm.loss is not None or spec.algorithm.advantage is not None
+
+
 _INEFFECTIVE = (
     _Ineffective(
         "policy.gpusPerReplica",
@@ -124,7 +130,7 @@ _INEFFECTIVE = (
         "has no effect with memory.mode: Disabled",
     ),
     _Ineffective(
-        "algorithm.importanceSampling.cap",
+        "algorithm.importanceSampling.cap algorithm.importanceSampling.level",
         lambda spec, _: spec.algorithm.importance_sampling.mode == "Disabled",
         "has no effect with importanceSampling.mode: Disabled",
     ),
@@ -141,7 +147,7 @@ _INEFFECTIVE = (
     ),
     _Ineffective(
         "task.files",
-        lambda spec, _: spec.trainer is None and not _has_reward_function(spec),
+        lambda spec, _: spec.trainer is None and not (_has_reward_function(spec) or _has_own_algorithm(spec)),
         "has no effect: this task reads no file and no Python function",
     ),
     _Ineffective(

@@ -28,6 +28,7 @@ _DEFAULT_FIELDS = {
     "spec.task.answer": "pattern",
     "spec.task.files": "configMap",
     "spec.algorithm": "name",
+    "spec.algorithm.learningRateSchedule": "name",
     "spec.checkpoint.volume": "persistentVolumeClaim",
     "spec.trainer": "image",
 }

@@ -72,8 +72,9 @@ def mounted_volumes(attempt: JobAttempt, role: Role) -> list[MountedVolume]:
     ]
     if attempt.spec.model.uri.startswith(("oci://", "pvc://")):
         volumes.append(_model(attempt))
-    # The controller reads prompts and computes rewards, and so may all pods of another trainer.
-    if attempt.spec.task.files is not None and (role == "controller" or not attempt.own_trainer):
+    # The controller reads prompts and computes rewards, policy ranks load a loss, and pods of another trainer do either.
+    reads_files = role == "controller" or (role == "policy" and attempt.spec.algorithm.loss is not None)
+    if attempt.spec.task.files is not None and (reads_files or not attempt.own_trainer):
         volumes.append(_task_files(attempt))
     cache = attempt.spec.model.cache
     if cache is not None and (_has_model_cache(attempt) or (attempt.own_trainer and cache.compiled)):

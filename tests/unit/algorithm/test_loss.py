@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
-from rljob_trainer.algorithm.loss import LossMetrics, importance_weights, policy_loss
 from rljob_trainer.algorithm.micro_batch import MicroBatch
+from rljob_trainer.algorithms.losses import clipped_ratio
+from rljob_trainer.algorithms.objective import LossMetrics, policy_loss
 
 Mode = Literal["Truncate", "Mask", "Disabled"]
 
@@ -46,6 +47,7 @@ class Tokens:
             input_ids=rows[None],
             hidden_rows=rows,
             targets=rows,
+            sequence=torch.zeros_like(rows),
             advantages=self.advantages,
             rollout_logprobs=self.rollout_logprobs,
             loss_weights=self.loss_weights,
@@ -56,6 +58,7 @@ class Tokens:
             self.logprobs,
             self.entropy,
             algorithm,
+            clipped_ratio,
             old_logprobs=self.old_logprobs,
             reference_logprobs=self.reference_logprobs,
         )
@@ -125,13 +128,6 @@ def test_tokens_are_weighed_by_how_far_engine_and_policy_disagree(
     assert metrics.maxima["importance_weight_max"].item() == pytest.approx(weight, rel=1e-5)
 
 
-def test_importance_weights_carry_no_gradient() -> None:
-    old = torch.tensor([-1.0, -2.0], requires_grad=True)
-    assert not importance_weights(
-        old, torch.tensor([-1.5, -1.5]), ImportanceSamplingSpec(mode="Truncate")
-    ).requires_grad
-
-
 @pytest.mark.parametrize(("reference", "kl"), [(-1.0, 0.0), (-2.0, math.exp(-1)), (0.0, math.e - 2)])
 def test_kl_and_entropy_enter_with_their_coefficients(reference: float, kl: float) -> None:
     tokens = one_token(1.0, 0.0, reference_logprobs=reference)
@@ -165,10 +161,10 @@ def straightforward_loss(tokens: Tokens, algorithm: AlgorithmSpec) -> float:
     columns += [tokens.loss_weights, tokens.reference_logprobs]  # type: ignore[list-item]
     total = 0.0
     for new, entropy, old, engine, advantage, weight, reference in zip(*(c.tolist() for c in columns), strict=True):
-        ratio = math.exp(new - old)
-        reward = min(ratio * advantage, min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high) * advantage)
-        if advantage < 0 and algorithm.dual_clip:
-            reward = max(reward, algorithm.dual_clip * advantage)
+        ratio, clip = math.exp(new - old), algorithm.settings
+        reward = min(ratio * advantage, min(max(ratio, 1 - clip.clip_low), 1 + clip.clip_high) * advantage)
+        if advantage < 0 and clip.dual_clip:
+            reward = max(reward, clip.dual_clip * advantage)
         mismatch = math.exp(old - engine)
         cap = algorithm.importance_sampling.cap
         trust = {

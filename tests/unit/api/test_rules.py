@@ -96,6 +96,7 @@ specs = st.fixed_dictionaries(
         "algorithm": st.fixed_dictionaries(
             {},
             optional={
+                "name": st.sampled_from(["grpo", "gspo", "cispo"]),
                 "dualClip": st.sampled_from([0, 0.5, 3]),
                 "warmupSteps": st.sampled_from([0, 101]),
                 "promptsPerStep": st.sampled_from([1, 6, 12, 16]),
@@ -145,6 +146,10 @@ TWO = {"rollout": {"replicas": 2}, "topology": "Disaggregated"}
 ONE = {"rollout": {}, "topology": "Disaggregated"}
 
 
+def steps(number: int, schedule: str = "constant", **others: Any) -> dict[str, Any]:
+    return {"algorithm": {"steps": number, "learningRateSchedule": {"name": schedule}, **others}}
+
+
 def prompts(tokens: int, overlong: str) -> dict[str, Any]:
     return {"algorithm": {"maxPromptTokens": tokens}, "task": {"overlongPrompts": overlong}}
 
@@ -162,6 +167,11 @@ def prompts(tokens: int, overlong: str) -> dict[str, Any]:
         ({}, {"trainer": {"image": "verl:1"}}, False),  # a job keeps its kind of trainer
         ({"trainer": {"image": "verl:1"}}, {}, False),
         ({"trainer": {"image": "verl:1"}}, {"trainer": {"image": "verl:2"}}, True),
+        (steps(5, "inverse_sqrt"), steps(9, "inverse_sqrt"), True),
+        (steps(5, "cosine"), steps(5, "cosine"), True),
+        (steps(5, "cosine"), steps(9, "cosine"), False),  # it would change the rates of the steps before
+        (steps(5), steps(5, clipHigh=0.28), False),
+        (steps(5, loss="own:loss"), steps(5), False),
         (prompts(8, "Fail"), prompts(16, "Fail"), True),
         (prompts(8, "Fail"), prompts(4, "Fail"), False),
         (prompts(8, "Skip"), prompts(8, "Skip"), True),

@@ -68,6 +68,10 @@ def test_every_field_of_the_spec_is_in_the_table_once() -> None:
             "algorithm: {steps: 9, importanceSampling: {mode: Disabled, cap: 3.0}}",
             "algorithm.importanceSampling.cap: warning:",
         ),
+        (
+            "algorithm: {steps: 9, importanceSampling: {mode: Disabled, level: Sequence}}",
+            "algorithm.importanceSampling.level: warning: has no effect with importanceSampling.mode: Disabled",
+        ),
         ("algorithm: {steps: 9, clipHigh: 0.3}", "algorithm.clipHigh: note: has no effect with updatesPerStep: 1"),
         ("task: {name: digits, answer: {pattern: '(.)'}}", "task.answer: warning: has no effect"),
         ("task: {name: digits, files: {configMap: a}}", "task.files: warning: has no effect"),
@@ -107,6 +111,7 @@ def test_a_field_that_is_not_read_is_reported(spec: str, message: str) -> None:
         "trainer: {image: 'trl:1', adapter: TRL}, memory: {kvCache: 1Gi}",
         "trainer: {image: 'trl:1'}, env: [{name: A, value: b}], policy: {template: {spec: {a: b}}}",
         "task: {name: digits, reward: 'rw:f', answer: {pattern: '(.)'}}",
+        "task: {name: digits, files: {configMap: a}}, algorithm: {steps: 9, loss: 'own:loss'}",
     ],
 )
 def test_a_field_that_is_read_or_has_its_default_is_not(spec: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -11,13 +12,15 @@ import torch
 import yaml
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.algorithms import ALGORITHMS, Algorithm, AlgorithmSettings
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.roles import SupportedSetting
 from rljob_client.run_directory.records import LedgerRecord, StepRecord
 from rljob_operator.objects.pods import plan_variables
-from rljob_trainer.algorithm.loss import policy_loss
 from rljob_trainer.algorithm.micro_batch import rehearsal
+from rljob_trainer.algorithms.losses import clipped_ratio
+from rljob_trainer.algorithms.objective import policy_loss, with_effective_sample_size
 from tests.unit.operator.objects.builders import PLAN
 
 ROOT = Path(__file__).parents[3]
@@ -84,6 +87,20 @@ def test_the_page_of_mitigations_has_a_section_for_each_memory_setting() -> None
     assert settings <= set(re.findall(r"^## (\w+)$", (DOCS / "mitigations.md").read_text(), re.MULTILINE))
 
 
+def test_the_page_of_algorithms_lists_each_with_its_settings() -> None:
+    def shown(row: Algorithm, setting: str) -> str:
+        value = getattr(row.defaults, setting)
+        return "" if setting in row.unread else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+    page = (DOCS / "algorithms.md").read_text()
+    settings = [field.name for field in fields(AlgorithmSettings)]
+    for name, row in ALGORITHMS.items():
+        cells = " | ".join(shown(row, setting) for setting in settings)
+        assert re.sub(" +", " ", f"| `{name}` | {cells} |") in re.sub(" +", " ", page)
+        for source in re.findall(r"arXiv [\d.]+", row.summary):
+            assert source in page, name
+
+
 def test_the_page_of_other_trainers_names_the_variable_of_each_setting() -> None:
     page = (DOCS / "other-trainers.md").read_text()
     documented = dict(re.findall(r"^\| `(\w+)` \| `(RLJOB_PLAN_\w+)` \|", page, re.MULTILINE))
@@ -115,8 +132,9 @@ def test_the_page_of_metrics_explains_columns_records_fields_and_metrics() -> No
     micro_batch = rehearsal(2, packed=False)
     zeros = torch.zeros(len(micro_batch.targets))
     algorithm = AlgorithmSpec(steps=1, kl_coefficient=0.1)
-    _, metrics = policy_loss(micro_batch, zeros, zeros, algorithm, reference_logprobs=zeros)
+    _, metrics = policy_loss(micro_batch, zeros, zeros, algorithm, clipped_ratio, reference_logprobs=zeros)
+    sums = with_effective_sample_size({name: float(value) for name, value in metrics.sums.items()})
     counts = {"tokens", "dropped_tokens", "skipped_tokens", "micro_batches", "skipped_updates", "compilations"}
     of_the_step = {"uniform_groups", "reward_errors", "continued_responses", "continued_tokens"}
-    of_the_step |= {"asleep_engine_bytes", "empty_responses", "grad_norm", "learning_rate"}
-    assert names_in("`metrics` of a step") == {*metrics.sums, *metrics.maxima} | counts | of_the_step
+    of_the_step |= {"masked_responses", "asleep_engine_bytes", "empty_responses", "grad_norm", "learning_rate"}
+    assert names_in("`metrics` of a step") == {*sums, *metrics.maxima} | counts | of_the_step

@@ -200,3 +200,26 @@ def test_a_setting_with_its_default_is_not_recorded() -> None:
     policy = {"optimizer": {"moments": "float32"}}
     sections = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}}
     assert identity(job()) == identity(job(**policy)) == sections | {"policy": policy}
+
+
+def algorithm_in_identity(**algorithm: Any) -> dict[str, Any] | None:
+    spec = {"model": {"uri": "file:///model"}, "task": {"name": "digits"}, "algorithm": {"steps": 3} | algorithm}
+    of = identity(RLJob.model_validate({"metadata": {"name": "a"}, "spec": spec}, by_alias=True, by_name=False))
+    return of.get("algorithm")
+
+
+def test_settings_of_the_algorithm_count_unless_they_have_its_default() -> None:
+    assert algorithm_in_identity(name="grpo", clipHigh=0.28, lossAggregation="TokenMean") is None
+    assert algorithm_in_identity(clipHigh=0.2) == {"clipHigh": 0.2}
+    assert algorithm_in_identity(name="dr_grpo", clipHigh=0.2) == {"name": "dr_grpo"}
+    assert algorithm_in_identity(loss="own:loss", maskTruncated=True) == {"loss": "own:loss", "maskTruncated": True}
+
+
+def test_the_number_of_steps_counts_if_the_learning_rate_depends_on_it() -> None:
+    assert algorithm_in_identity(learningRateSchedule={"name": "inverse_sqrt"}) == {
+        "learningRateSchedule": {"name": "inverse_sqrt"}
+    }
+    assert algorithm_in_identity(learningRateSchedule={"name": "cosine"}) == {
+        "steps": 3,
+        "learningRateSchedule": {"name": "cosine"},
+    }

@@ -11,8 +11,8 @@ import pytest
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.job import RLJobSpec
 from rljob_testing.memory_plans import memory_plan
+from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.hardware import Machine
-from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.role_settings import role_settings
 
@@ -22,12 +22,11 @@ from rljob_trainer.runtime.role_settings import role_settings
 )
 def test_the_learning_rate_increases_linearly_during_the_warm_up(warmup_steps: int, step: int, expected: float) -> None:
     algorithm = AlgorithmSpec(steps=100, learning_rate=0.5, warmup_steps=warmup_steps)
-    config = PolicyConfig(Path("model"), Path("run"), "cpu", "float32", algorithm, memory_plan())
-    assert config.learning_rate_at(step) == expected
+    assert learning_rate_at(algorithm, step) == expected
 
 
 def test_the_controller_can_describe_a_policy_without_torch() -> None:
-    modules = ["policy.config", "algorithm.advantage", "telemetry.memory"]
+    modules = ["policy.config", "algorithms.advantages", "algorithms.functions", "telemetry.memory"]
     imports = "; ".join(f"import rljob_trainer.{module}" for module in modules)
     check = f"{imports}; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -32,6 +32,7 @@ from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import MIB
 from rljob_testing.memory_plans import memory_plan, memory_setup
+from rljob_trainer.algorithms.advantages import relative_to_group
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
@@ -215,6 +216,7 @@ class ResumedJob:
                 spec=self._spec(),
                 task=cast(Task, Echo()),
                 scorer=ScoringHere(cast(Reward, self.reward)),
+                advantage=relative_to_group,
                 roles=cast(Any, roles),
                 ledger=ledger,
                 journal=journal,

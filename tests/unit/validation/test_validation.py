@@ -127,6 +127,18 @@ def test_no_error_of_a_replaced_value_is_reported(folder: Path) -> None:
         ("hidden=64", "hiden=64", "model.uri", "hiden"),
         ("random:", "oci:", "model.uri", "expected an image as oci://registry/name:tag"),
         *(
+            ("steps: 3", f"steps: 3\n    {added}", f"algorithm.{field}", message)
+            for added, field, message in [
+                ("loss: rewards:share", "loss", "expected the loss from the loss function rewards:share ("),
+                ("advantage: rewards:share", "advantage", "expected an array of [prompts, group size] = [2, 8] from"),
+                (
+                    "learningRateSchedule: {name: cosine, args: {min_lr: 1.0}}",
+                    "learningRateSchedule.args",
+                    "unexpected keyword argument 'min_lr'",
+                ),
+            ]
+        ),
+        *(
             ("spec:\n", f"spec:\n  {added}\n", field, message)
             for added, field, message in [
                 ("rollout: {engineArgs: {foo: 1}}", "rollout.engineArgs.foo", "not an engine argument"),

@@ -1,1 +1,1 @@
-"""The arithmetic of GRPO as pure functions: advantages, batching, log-probabilities, loss."""
+"""Micro-batches and log-probabilities: what the losses of `rljob_trainer.algorithms` are computed from."""

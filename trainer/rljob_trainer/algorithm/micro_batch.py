@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.algorithms import LossAggregation
 from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
-
-LossAggregation = Literal["TokenMean", "SequenceMean"]
-"""Values of `algorithm.lossAggregation`."""
 
 _SHORTEST = 2
 """torch.compile would compile the layers once more for sequences of one token, and for one row."""
@@ -56,6 +54,9 @@ class MicroBatch:
     targets: Tensor
     """[T] The response tokens."""
 
+    sequence: Tensor
+    """[T] Place of the token's completion in `completions`."""
+
     advantages: Tensor
     """[T]"""
 
@@ -85,6 +86,7 @@ def micro_batches_of(
     ranks: int,
     budget_tokens: int,
     aggregation: LossAggregation,
+    max_response_tokens: int | None = None,
     processed: Sequence[int] | None = None,
     packed: bool = False,
 ) -> list[MicroBatch]:
@@ -93,9 +95,10 @@ def micro_batches_of(
     `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The loss is
     normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
     `processed`. `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
+    `max_response_tokens`: see `token_weights`.
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
-    loss_weights = dict(zip(completions, token_weights(logprobs, aggregation), strict=True))
+    loss_weights = dict(zip(completions, token_weights(logprobs, aggregation, max_response_tokens), strict=True))
     chosen = completions if processed is None else processed
     of_chosen = [batch.rollout_logprobs[completion] for completion in chosen]
     mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean"), strict=True))
@@ -126,17 +129,19 @@ def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:
 
 
 def completions_with_tokens(batch: RolloutBatch) -> list[int]:
-    """Indices of the completions with at least one response token. Empty responses are left out of updates."""
-    return [completion for completion, response in enumerate(batch.response_ids) if len(response)]
+    """Indices of the completions that updates process: those that take part and have at least one response token."""
+    kept = batch.takes_part
+    return [completion for completion, response in enumerate(batch.response_ids) if len(response) and kept[completion]]
 
 
 def with_gradient(batch: RolloutBatch, completions: Sequence[int], algorithm: AlgorithmSpec) -> list[int]:
     """The `completions` that contribute to the gradient of a scored batch.
 
     Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as in a group
-    with equal rewards, its gradient is 0 as well. If none contributes, the first is kept, so that there are metrics.
+    with equal rewards, its gradient is 0 as well. If none contributes, the first is kept, so that there are metrics. A
+    loss of the user may have any gradient.
     """
-    if algorithm.kl_coefficient or algorithm.entropy_coefficient:
+    if algorithm.kl_coefficient or algorithm.entropy_coefficient or algorithm.loss is not None:
         return list(completions)
     return [completion for completion in completions if batch.advantages[completion]] or list(completions[:1])
 
@@ -173,6 +178,7 @@ def _collate(
         input_ids=torch.from_numpy(flat[None] if packed else flat.reshape(-1, width)),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),
+        sequence=torch.from_numpy(np.repeat(np.arange(len(completions)), response_lengths).astype(np.int64)),
         advantages=torch.from_numpy(np.repeat(batch.advantages[completions], response_lengths).astype(np.float32)),
         rollout_logprobs=torch.where(logprobs.isfinite(), logprobs, 0.0),
         loss_weights=_joined([loss_weights[completion] for completion in completions], np.float32),
@@ -273,21 +279,30 @@ def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) ->
     return micro_batches[::-1]
 
 
-def token_weights(rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation) -> list[FloatArray]:
-    """Weight of each token, float32, parallel to `rollout_logprobs`: [tokens] of each completion. They sum to 1.
+def token_weights(
+    rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation, max_response_tokens: int | None = None
+) -> list[FloatArray]:
+    """Weight of each token, float32, parallel to `rollout_logprobs`: [tokens] of each completion. Those of the means
+    sum to 1.
 
     A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
     `TokenMean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`:
     every completion with a token gets 1 / completions, divided equally among its tokens (GRPO, arXiv 2402.03300 eq. 3).
+    `ConstantLength`: every token gets 1 / (completions × `max_response_tokens`) (Dr. GRPO, arXiv 2503.20783).
     """
     lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
     completion = np.repeat(np.arange(len(lengths)), lengths)
     kept = np.isfinite(np.concatenate([*rollout_logprobs, np.zeros(0, np.float32)]))
     counts = np.bincount(completion, kept, len(lengths))
+    completions = max((counts > 0).sum(), 1)
     if aggregation == "TokenMean":
         per_token = np.full(len(lengths), 1.0 / max(counts.sum(), 1))
+    elif aggregation == "SequenceMean":
+        per_token = 1.0 / (np.maximum(counts, 1) * completions)
     else:
-        per_token = 1.0 / (np.maximum(counts, 1) * max((counts > 0).sum(), 1))
+        if max_response_tokens is None:
+            raise ValueError("expected max_response_tokens for ConstantLength, found None")
+        per_token = np.full(len(lengths), 1.0 / (completions * max_response_tokens))
     weights = (kept * per_token[completion]).astype(np.float32)
     return np.split(weights, np.cumsum(lengths)[:-1]) if len(lengths) else []
 

@@ -73,9 +73,8 @@ class PolicyConfig:
     lora: LoraConfig | None = None
     """Low-rank adapters, which are trained instead of the model's weights."""
 
-    def learning_rate_at(self, step: int) -> float:
-        """The learning rate of `step`, counted from 1."""
-        return self.algorithm.learning_rate * min(1.0, step / max(self.algorithm.warmup_steps, 1))
+    task_directory: Path = Path()
+    """Directory of the user's Python modules: that of `algorithm.loss`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,9 @@ class UpdateResult:
     metrics: dict[str, float]
     """Metrics of the whole batch, the same on every rank: loss, entropy, ppo_kl, kl (with a reference model),
     clip_fraction_{low,high,dual}, grad_norm (before clipping), learning_rate, importance_weight_{mean,max},
-    logprob_diff_{mean,max} (between engine and policy), tokens, dropped_tokens (the engine's log-probability is not
-    finite), skipped_tokens (without gradient), micro_batches (on each rank), skipped_updates (the gradient was not
-    finite). Means and maxima are over the tokens that are not skipped."""
+    importance_ess, logprob_diff_{mean,max} (between engine and policy), tokens, dropped_tokens (the engine's
+    log-probability is not finite), skipped_tokens (without gradient), micro_batches (on each rank), skipped_updates
+    (the gradient was not finite). Means and maxima are over the tokens that are not skipped."""
 
     memory: MemorySample
     """Memory of this rank, with the peaks of the update."""

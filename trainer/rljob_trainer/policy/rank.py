@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_trainer.algorithms.functions import loss_function
+from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.policy import checkpoint, export
 from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_released_after
@@ -73,6 +75,8 @@ class PolicyRank:
         """Shard and read the model, and create its optimizer. Raises `BadInput` if the model cannot be used,
         and `OutputUnavailable` if this rank cannot write to the output directory."""
         export.rehearse_output(self.config, self.rank)
+        loss = loss_function(self.config.algorithm, self.config.task_directory)
+        learning_rate_at(self.config.algorithm, self.config.algorithm.steps)  # refuses wrong arguments of a schedule
         model, remainders = trained_model(self.config, self.world_size)
         if self.config.memory.activation_checkpointing:
             checkpoint_activations(model, enabled=True)
@@ -89,7 +93,7 @@ class PolicyRank:
             reference,
             optimizer,
             StateSnapshot(optimizer) if self.config.snapshots and not optimizer.state.offloaded else None,
-            PolicyUpdate(self.config, model, optimizer, reference, self._device, self._log_micro_batch),
+            PolicyUpdate(self.config, model, optimizer, loss, reference, self._device, self._log_micro_batch),
             self._offload_of(distinct_models(model, reference)),
         )
         optimizer.weights_on_host = self._loaded.offload.copies

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from rljob_api.memory_failure import Activity
 from rljob_trainer.activities import activity
-from rljob_trainer.algorithm.loss import LossMetrics, policy_loss
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
@@ -30,6 +29,9 @@ from rljob_trainer.algorithm.micro_batch import (
     split_updates,
     with_gradient,
 )
+from rljob_trainer.algorithms.learning_rate import learning_rate_at
+from rljob_trainer.algorithms.objective import LossMetrics, policy_loss, with_effective_sample_size
+from rljob_trainer.algorithms.tokens import LossFunction
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import without_adapters, without_dropout
 from rljob_trainer.policy.model import PolicyModel, compilations
@@ -44,6 +46,8 @@ class PolicyUpdate:
     config: PolicyConfig
     model: PolicyModel
     optimizer: MasterAdamW
+
+    loss: LossFunction
 
     reference: PolicyModel | None
     """The initial model; None if the loss has no KL term. With adapters, it is `model` itself, without them."""
@@ -66,7 +70,7 @@ class PolicyUpdate:
         ]
         # In the first update, the policy before the step is the current policy.
         old_logprobs = deque(self.logprobs(chain(*updates[1:])))
-        self.optimizer.learning_rate = self.config.learning_rate_at(batch.step)
+        self.optimizer.learning_rate = learning_rate_at(self.config.algorithm, batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
         grad_norms: list[float] = []
@@ -81,7 +85,9 @@ class PolicyUpdate:
 
         finite = [norm for norm in grad_norms if math.isfinite(norm)]
         return {
-            **metrics.over_ranks(len(updates), {"compilations": compilations() - compiled_before}),
+            **with_effective_sample_size(
+                metrics.over_ranks(len(updates), {"compilations": compilations() - compiled_before})
+            ),
             "grad_norm": sum(finite) / len(finite) if finite else math.nan,
             "skipped_updates": len(grad_norms) - len(finite),
             "learning_rate": self.optimizer.learning_rate,
@@ -112,7 +118,8 @@ class PolicyUpdate:
             rank=dist.get_rank(),
             ranks=dist.get_world_size(),
             budget_tokens=self.config.memory.micro_batch_tokens,
-            aggregation=self.config.algorithm.loss_aggregation,
+            aggregation=self.config.algorithm.settings.loss_aggregation,
+            max_response_tokens=self.config.algorithm.max_response_tokens,
             processed=processed,
             packed=self.model.packs,
         )
@@ -132,12 +139,17 @@ class PolicyUpdate:
         micro_batch = micro_batch.to(self.device)
         # First, while nothing is kept for the backward pass.
         reference_logprobs = self._reference_logprobs(micro_batch)
+        exact = self.logprobs([micro_batch])[0] if self.config.lora and self.config.lora.dropout else None
         logprobs, entropy = self._forward(self.model, micro_batch)
+        if exact is not None:
+            # Dropout has a part in the gradient alone: ratios and importance weights compare whole policies.
+            logprobs = exact + (logprobs - logprobs.detach())
         loss, metrics = policy_loss(
             micro_batch,
             logprobs,
             entropy if algorithm.entropy_coefficient else entropy.detach(),
             algorithm,
+            self.loss,
             old_logprobs=old_logprobs,
             reference_logprobs=reference_logprobs,
         )

@@ -26,7 +26,7 @@ from rljob_client.errors import RunError
 from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import ReadyRecord, RestoreRecord
 from rljob_memory.sample import MemorySample
-from rljob_trainer.algorithm.advantage import group_advantages
+from rljob_trainer.algorithms.advantages import AdvantageFunction, scored
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.phase_clock import PartClock
@@ -63,6 +63,7 @@ class Controller:
     spec: RLJobSpec
     task: Task
     scorer: Scorer
+    advantage: AdvantageFunction
     roles: Roles
     ledger: Ledger
     journal: RolloutJournal
@@ -207,18 +208,20 @@ class Controller:
 
     def score(self, step: int, generated: GeneratedRollouts) -> RolloutBatch:
         """The completions with their rewards and advantages."""
-        group_size, on_error = self.spec.algorithm.group_size, self.spec.task.on_reward_error
+        algorithm, on_error = self.spec.algorithm, self.spec.task.on_reward_error
         prompts, completions = generated.prompts, generated.completions
         results = generated.rewards.results(stop_at_failure=on_error == "Fail")
-        scored = step_rewards(self.task, prompts, completions, results, on_error)
+        found = step_rewards(self.task, prompts, completions, results, on_error)
         with_failures = sum(record.metrics.get("reward_errors", 0) > 0 for record in self.ledger.steps) + 1
-        if scored.failures and is_power_of_two(with_failures):
+        if found.failures and is_power_of_two(with_failures):
             self.display.warning(
-                f"step {step}: {scored.failures} of {len(completions)} rewards are 0, since {scored.first_failure}"
+                f"step {step}: {found.failures} of {len(completions)} rewards are 0, since {found.first_failure}"
             )
-        rewards = np.asarray(scored.rewards, np.float32)
-        advantages = group_advantages(rewards, group_size, scale=self.spec.algorithm.scale_advantages)
-        batch = RolloutBatch.of(step, group_size, prompts, completions).scored(rewards, advantages, scored.failures)
+        batch = RolloutBatch.of(step, algorithm.group_size, prompts, completions)
+        if algorithm.mask_truncated:
+            batch = replace(batch, kept=batch.takes_part & batch.finished)
+        rewards = np.asarray(found.rewards, np.float32)
+        batch = scored(batch, rewards, self.advantage, algorithm.settings, found.failures)
         self.listener.step_scored(batch, prompts, completions)
         return batch
 

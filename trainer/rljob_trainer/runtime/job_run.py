@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.bounds import storable
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob, grown_job
@@ -47,12 +48,15 @@ def identity(job: RLJob) -> dict[str, Any]:
 
     Settings of model, task and algorithm with their default value are left out, so that a later version can add some.
     """
-    left_out = {
+    left_out: dict[str, set[str]] = {
         "model": {"cache"},
         "task": {"files", "on_reward_error", "reward_timeout_seconds"},
-        "algorithm": {"steps"},
+        "algorithm": set() if job.spec.algorithm.rate_depends_on_steps else {"steps"},
     }
-    dump = partial(job.spec.model_dump, mode="json", by_alias=True)
+    algorithm, defaults = job.spec.algorithm, ALGORITHMS[job.spec.algorithm.name].defaults
+    written = [each.name for each in fields(defaults) if getattr(algorithm, each.name) == getattr(defaults, each.name)]
+    spec = job.spec.model_copy(update={"algorithm": algorithm.model_copy(update=dict.fromkeys(written))})
+    dump = partial(spec.model_dump, mode="json", by_alias=True)
     settings = dump(include=set(left_out), exclude=left_out, exclude_defaults=True)
     settings |= dump(
         include={"policy": {"optimizer": {"moments"}, "lora": True}},

@@ -37,6 +37,7 @@ def role_settings(
     *,
     model_dir: Path,
     output_dir: Path,
+    task_directory: Path = Path(),
     hosts: RoleHosts,
     parameters: int,
     allocator_environments: Mapping[Role, Mapping[str, str]],
@@ -47,6 +48,7 @@ def role_settings(
 ) -> RoleSettings:
     """The settings of both roles.
 
+    `task_directory`: that of the user's Python modules, on the machines of the ranks.
     `snapshots`, `checkpoint_copy`, `copy_frozen_weights`: copies that policy ranks keep in host memory, to undo an
     update, for a checkpoint, and of weights that are not trained (`rljob_memory.budget.Copies`).
     `compile_ahead`: they compile while the engines start (`compiles_ahead`).
@@ -78,6 +80,7 @@ def role_settings(
             checkpoint_copy=checkpoint_copy,
             compile_ahead=compile_ahead,
             copy_frozen_weights=copy_frozen_weights,
+            task_directory=task_directory,
         ),
         rollout=_rollout_config(spec, plan, model_dir, device, dtype),
         policy_environment={**threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},

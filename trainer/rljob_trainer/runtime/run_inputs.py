@@ -6,7 +6,7 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
 from rljob_client.model_dimensions import ModelDimensions
 from rljob_client.model_files import weight_files
+from rljob_trainer.algorithms.advantages import AdvantageFunction
+from rljob_trainer.algorithms.functions import advantage_function, own_code
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.hardware import visible_cores
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -40,8 +42,8 @@ from rljob_trainer.tasks.task_modules import require_staleness_allowed
 log = structlog.get_logger()
 
 RunInputs = dict[str, dict[str, Any]]
-"""`data`: number of items and their SHA-256. `reward code`, `model`: SHA-256 by file. `reward syntax`: SHA-256 of the
-syntax trees of the reward code, in which comments and formatting do not count. JSON values."""
+"""`data`: number of items and their SHA-256. `reward code`, `algorithm code`, `model`: SHA-256 by file.
+`reward syntax`: SHA-256 of the syntax trees of the code, in which comments and formatting do not count. JSON values."""
 
 _SYNTAX = "reward syntax"
 
@@ -73,6 +75,7 @@ class Inputs:
     model: ModelInput
     prompts: CheckedPrompts
     scorer: Scorer
+    advantage: AdvantageFunction
     digests: RunInputs
 
 
@@ -93,12 +96,13 @@ def read_inputs(
     committed one; 0: none.
     """
     require_staleness_allowed(spec, task_directory)
+    advantage = advantage_function(spec.algorithm, task_directory)
     model = read_model(spec, mounted_model)
     tokenizer, rows = load_tokenizer(model.directory), vocabulary_rows(model.directory)
     max_prompt_tokens, seed = spec.algorithm.max_prompt_tokens, spec.algorithm.seed
     task = build_task(spec.task, tokenizer, max_prompt_tokens, task_directory, seed, rows)
     source = RewardSource(spec.task, task_directory, seed)
-    digests = run_inputs(task, source, model.directory)
+    digests = run_inputs(task, source, model.directory, own_code(spec.algorithm, task_directory))
     keep_inputs(spec, digests, directory, last_step, display.warning)
     scorer: Scorer
     if not source.may_hang:
@@ -111,7 +115,7 @@ def read_inputs(
     prompts = checked_prompts(spec, task, display, may_skip=last_step == 0)
     for text in try_out(prompts.task, scorer, spec.task):
         display.warning(text)
-    return Inputs(model, prompts, scorer, digests)
+    return Inputs(model, prompts, scorer, advantage, digests)
 
 
 def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:
@@ -166,13 +170,15 @@ def keep_inputs(
     directory.record_inputs(inputs)
 
 
-def run_inputs(task: Task, source: RewardSource, model_dir: Path) -> RunInputs:
-    """The digests. Reads all items of a list, and a few MiB of the model."""
-    code = _reward_code(source)
+def run_inputs(
+    task: Task, source: RewardSource, model_dir: Path, algorithm_code: Mapping[str, bytes] | None = None
+) -> RunInputs:
+    """The digests. Reads all items of a list, and a few MiB of the model. `algorithm_code`: files by name."""
+    code = {"reward code": _reward_code(source), "algorithm code": algorithm_code or {}}
     return {
         "data": data_digest(task.items),
-        "reward code": {name: _sha256([content]) for name, content in code.items()},
-        _SYNTAX: {name: _syntax_digest(content) for name, content in code.items()},
+        **{kind: {name: _sha256([content]) for name, content in files.items()} for kind, files in code.items()},
+        _SYNTAX: {name: _syntax_digest(content) for files in code.values() for name, content in files.items()},
         "model": model_digests(model_dir),
     }
 
@@ -206,7 +212,7 @@ def changed_inputs(recorded: RunInputs, given: RunInputs) -> list[str]:
             changes.append(f"data ({before['items']:,} items, now {now['items']:,})")
         else:
             files = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
-            if name == "reward code":
+            if name.endswith(" code"):
                 files = [file for file in files if not _is_same_syntax(file, recorded, given)]
             if not files:
                 continue

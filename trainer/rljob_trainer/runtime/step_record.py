@@ -9,7 +9,7 @@ import numpy as np
 from rljob_api.plan_change import Phase
 from rljob_client.run_directory.records import ResponseStatistics, RewardStatistics, StepRecord
 from rljob_memory.sample import MemorySample
-from rljob_trainer.algorithm.advantage import uniform_groups
+from rljob_trainer.algorithms.advantages import groups_without_gradient
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -28,7 +28,7 @@ def step_record(
     policy's GPU, during its update."""
     lengths = np.asarray([len(response) for response in batch.response_ids])
     rewards = batch.rewards.astype(np.float64)
-    uniform = uniform_groups(batch.rewards, batch.group_size) / len(batch.prompt_ids)
+    uniform = groups_without_gradient(batch) / len(batch.prompt_ids)
     on_device = any(update.memory.device_total_bytes for update in updates.values())
     asleep = {"asleep_engine_bytes": max(update.memory.others_bytes for update in updates.values())}
     return StepRecord(
@@ -45,6 +45,7 @@ def step_record(
             **next(iter(updates.values())).metrics,
             "uniform_groups": uniform,
             "reward_errors": batch.reward_errors,
+            "masked_responses": int((~batch.takes_part).sum()),
             # A response of one token that has finished is only the end of the sequence.
             "empty_responses": int(((lengths == 0) | ((lengths == 1) & batch.finished)).sum()),
             "continued_responses": len(batch.continued),

@@ -1,0 +1,119 @@
+"""The algorithms: one row for each value of `spec.algorithm.name`, with the settings that it reads and their defaults.
+
+A row names the functions of `rljob_trainer.algorithms` that compute it. To add an algorithm, add a row, its name to
+`AlgorithmName`, and a function if no present one will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+AlgorithmName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
+ScaleAdvantages = Literal["Group", "None"]
+LossAggregation = Literal["TokenMean", "SequenceMean", "ConstantLength"]
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSettings:
+    """The settings whose default depends on the algorithm. Their meaning is documented in `AlgorithmSpec`."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    scale_advantages: ScaleAdvantages = "None"
+    loss_aggregation: LossAggregation = "TokenMean"
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One algorithm."""
+
+    summary: str
+    """Description, with the source."""
+
+    advantage: str
+    """Function of `rljob_trainer.algorithms.advantages`."""
+
+    loss: str
+    """Function of `rljob_trainer.algorithms.losses`."""
+
+    defaults: AlgorithmSettings
+
+    unread: tuple[str, ...] = ()
+    """Fields of `AlgorithmSettings` that have no effect on it, and are refused."""
+
+
+ALGORITHMS: dict[AlgorithmName, Algorithm] = {
+    "grpo": Algorithm(
+        "group relative policy optimization (arXiv 2402.03300), with the loss of DAPO",
+        advantage="relative_to_group",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(clip_high=0.28, dual_clip=3.0, scale_advantages="Group"),
+    ),
+    "dr_grpo": Algorithm(
+        "grpo without its bias by length and difficulty (arXiv 2503.20783)",
+        advantage="relative_to_group",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(loss_aggregation="ConstantLength"),
+    ),
+    "dapo": Algorithm(
+        "higher upper clip, mean over tokens (arXiv 2503.14476)",
+        advantage="relative_to_group",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(clip_high=0.28, scale_advantages="Group"),
+    ),
+    "gspo": Algorithm(
+        "one ratio for each response (arXiv 2507.18071)",
+        advantage="relative_to_group",
+        loss="clipped_sequence_ratio",
+        defaults=AlgorithmSettings(3e-4, 4e-4, scale_advantages="Group", loss_aggregation="SequenceMean"),
+        unread=("dual_clip",),
+    ),
+    "cispo": Algorithm(
+        "the ratio is a clipped weight, so that every token has a gradient (arXiv 2506.13585)",
+        advantage="relative_to_group",
+        loss="clipped_weight",
+        defaults=AlgorithmSettings(clip_high=4.0, scale_advantages="Group"),
+        unread=("clip_low", "dual_clip"),
+    ),
+    "rloo": Algorithm(
+        "the baseline of a response is the mean reward of the others (arXiv 2402.14740)",
+        advantage="leave_one_out",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(loss_aggregation="ConstantLength"),
+        unread=("scale_advantages",),
+    ),
+    "reinforce_plus_plus": Algorithm(
+        "rewards normalized over the step (arXiv 2501.03262)",
+        advantage="normalized_over_step",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(),
+        unread=("scale_advantages",),
+    ),
+    "reinforce_plus_plus_baseline": Algorithm(
+        "the same, minus the mean of the group first",
+        advantage="group_baseline_normalized_over_step",
+        loss="clipped_ratio",
+        defaults=AlgorithmSettings(),
+        unread=("scale_advantages",),
+    ),
+}
+
+
+def not_reading() -> dict[str, list[AlgorithmName]]:
+    """The algorithms that do not read a setting, by the setting; only those settings that some do not read."""
+    ignoring = {
+        setting.name: [name for name, row in ALGORITHMS.items() if setting.name in row.unread]
+        for setting in fields(AlgorithmSettings)
+    }
+    return {setting: names for setting, names in ignoring.items() if names}
