@@ -9,14 +9,7 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from rljob_api.algorithms import (
-    ALGORITHMS,
-    AlgorithmName,
-    AlgorithmSettings,
-    LossAggregation,
-    ScaleAdvantages,
-    not_reading,
-)
+from rljob_api.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, LossAggregation, ScaleAdvantages
 from rljob_api.api_model import ApiModel, FreeForm, Rule, immutable, only_raised
 from rljob_api.task import PythonFunction, module_rule
 
@@ -78,18 +71,15 @@ STEPS_OF_SCHEDULE = {
 """Rule of the spec about changes of the number of steps."""
 
 
-def _reading_rules() -> tuple[Rule, ...]:
-    """For each setting, a rule that refuses it with algorithms that do not read it."""
-
-    def rule(setting: str, names: list[AlgorithmName]) -> Rule:
-        return Rule(
-            cel=f"!has(self.{to_camel(setting)}) || !(self.name in {names})",
-            holds=lambda algorithm: getattr(algorithm, setting) is None or algorithm.name not in names,
-            field=to_camel(setting),
-            message=f"is not read by {', '.join(names)}: remove it, or write another name",
-        )
-
-    return tuple(rule(setting, names) for setting, names in not_reading().items())
+def _reading_rule(setting: str) -> Rule:
+    """A rule that refuses the setting with algorithms that do not read it."""
+    names = [name for name, row in ALGORITHMS.items() if setting in row.unread]
+    return Rule(
+        cel=f"!has(self.{to_camel(setting)}) || !(self.name in {names})",
+        holds=lambda algorithm: getattr(algorithm, setting) is None or algorithm.name not in names,
+        field=to_camel(setting),
+        message=f"is not read by {', '.join(names)}: remove it, or write another name",
+    )
 
 
 class AlgorithmSpec(ApiModel):
@@ -151,16 +141,16 @@ class AlgorithmSpec(ApiModel):
     """Maximum norm of the gradient. A larger gradient is scaled down to it."""
 
     clip_low: float | None = Field(default=None, gt=0, lt=1, json_schema_extra=immutable())
-    """Lower clip of the ratio of new to old probability, at 1 - clipLow. Absent: 0.2; with gspo 3e-4. Clipping has no
-    effect with updatesPerStep: 1, because the ratio is then 1."""
+    """Lower clip of the ratio of new to old probability, at 1 - clipLow. Absent: the default of the algorithm, as for
+    clipHigh, dualClip, scaleAdvantages and lossAggregation. Clipping has no effect with updatesPerStep: 1, because the
+    ratio is then 1."""
 
     clip_high: float | None = Field(default=None, gt=0, le=100, json_schema_extra=immutable())
     """Upper clip of the ratio of new to old probability, at 1 + clipHigh. A value above clipLow lets the probability of
-    rare tokens grow. Absent: 0.28 with grpo and dapo, 4e-4 with gspo, 4 with cispo, otherwise 0.2."""
+    rare tokens grow."""
 
     dual_clip: float | None = Field(default=None, ge=0, le=1000, json_schema_extra=immutable())
-    """Bound on the loss of a token with a negative advantage, as a multiple of the advantage. 0: no bound. Absent: 3
-    with grpo, otherwise 0."""
+    """Bound on the loss of a token with a negative advantage, as a multiple of the advantage. 0: no bound."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, le=100, json_schema_extra=immutable())
     """Weight of the KL divergence from the initial model in the loss. 0: the initial model is not loaded."""
@@ -169,13 +159,11 @@ class AlgorithmSpec(ApiModel):
     """Weight of the entropy bonus in the loss."""
 
     scale_advantages: ScaleAdvantages | None = Field(default=None, json_schema_extra=immutable())
-    """Group: divide each advantage by the standard deviation of its group's rewards. None: only subtract the mean.
-    Absent: Group; with dr_grpo None."""
+    """Group: divide each advantage by the standard deviation of its group's rewards. None: only subtract the mean."""
 
     loss_aggregation: LossAggregation | None = Field(default=None, json_schema_extra=immutable())
     """TokenMean: every token of an update has the same weight. SequenceMean: every response has the same weight.
-    ConstantLength: every token weighs 1 / (responses x maxResponseTokens), in short and long responses alike.
-    Absent: TokenMean; with gspo SequenceMean, with dr_grpo and rloo ConstantLength."""
+    ConstantLength: every token weighs 1 / (responses x maxResponseTokens), in short and long responses alike."""
 
     mask_truncated: bool = Field(default=False, json_schema_extra=immutable())
     """If true, responses that were cut at maxResponseTokens take no part in the update, nor in the advantages of their
@@ -224,7 +212,7 @@ class AlgorithmSpec(ApiModel):
         return self.learning_rate_schedule.name not in _ENDLESS_SCHEDULES
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        *_reading_rules(),
+        *map(_reading_rule, dict.fromkeys(setting for row in ALGORITHMS.values() for setting in row.unread)),
         module_rule("loss"),
         module_rule("advantage"),
         Rule(

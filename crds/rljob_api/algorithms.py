@@ -6,7 +6,7 @@ A row names the functions of `rljob_trainer.algorithms` that compute it. To add 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 AlgorithmName = Literal[
@@ -108,12 +108,3 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
         unread=("scale_advantages",),
     ),
 }
-
-
-def not_reading() -> dict[str, list[AlgorithmName]]:
-    """The algorithms that do not read a setting, by the setting; only those settings that some do not read."""
-    ignoring = {
-        setting.name: [name for name, row in ALGORITHMS.items() if setting.name in row.unread]
-        for setting in fields(AlgorithmSettings)
-    }
-    return {setting: names for setting, names in ignoring.items() if names}
