@@ -46,7 +46,7 @@ class LearningRateSchedule(ApiModel):
     """Name of the schedule, as lr_scheduler_type of transformers. A schedule other than constant and inverse_sqrt ends
     at algorithm.steps, which then cannot change."""
 
-    args: FreeForm = Field(default_factory=dict)
+    args: FreeForm = Field(default={})
     """Arguments of the schedule, as lr_scheduler_kwargs of transformers: min_lr_rate of cosine_with_min_lr, num_cycles
     of cosine_with_restarts, power and lr_end of polynomial, num_decay_steps of warmup_stable_decay. constant has
     none."""
@@ -122,9 +122,7 @@ class AlgorithmSpec(ApiModel):
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000, json_schema_extra=immutable())
     """Number of steps in which the learning rate grows linearly from 0 to learningRate."""
 
-    learning_rate_schedule: LearningRateSchedule = Field(
-        default=LearningRateSchedule(), json_schema_extra=immutable()
-    )
+    learning_rate_schedule: LearningRateSchedule = Field(default=LearningRateSchedule(), json_schema_extra=immutable())
     """Course of the learning rate after the warm-up."""
 
     adam_beta1: float = Field(default=0.9, ge=0, lt=1, json_schema_extra=immutable())

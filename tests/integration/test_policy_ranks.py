@@ -106,9 +106,7 @@ class PlainTraining:
         clip = settings.settings
         logprobs, entropy = self.distribution(self.model, batch, i)
         ratio = torch.exp(logprobs - old)
-        objective = -torch.min(
-            ratio * advantage, ratio.clamp(1 - clip.clip_low, 1 + clip.clip_high) * advantage
-        )
+        objective = -torch.min(ratio * advantage, ratio.clamp(1 - clip.clip_low, 1 + clip.clip_high) * advantage)
         if advantage < 0 and clip.dual_clip:
             objective = objective.clamp(max=-advantage * clip.dual_clip)
         weight = torch.exp(old - torch.tensor(batch.rollout_logprobs[i]).nan_to_num(neginf=0.0))

@@ -72,7 +72,7 @@ def mounted_volumes(attempt: JobAttempt, role: Role) -> list[MountedVolume]:
     ]
     if attempt.spec.model.uri.startswith(("oci://", "pvc://")):
         volumes.append(_model(attempt))
-    # The controller reads prompts and computes rewards, policy ranks load a loss, and pods of another trainer do either.
+    # The controller reads prompts and computes rewards, policy ranks load a loss. Pods of another trainer may do both.
     reads_files = role == "controller" or (role == "policy" and attempt.spec.algorithm.loss is not None)
     if attempt.spec.task.files is not None and (reads_files or not attempt.own_trainer):
         volumes.append(_task_files(attempt))

@@ -275,7 +275,8 @@ def test_every_field_that_cannot_change_is_refused_when_it_does(api: ResourceCli
 
 def _smallest(path: str) -> Object:
     """The smallest valid object at the path."""
-    return {"task": {"name": "digits"}, "algorithm": {"steps": 10}}.get(path.rpartition(".")[2], {})
+    smallest: dict[str, Object] = {"task": {"name": "digits"}, "algorithm": {"steps": 10}}
+    return smallest.get(path.rpartition(".")[2], {})
 
 
 def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ResourceClient, namespace: str) -> None:

@@ -87,7 +87,9 @@ def straightforward(
     if name.startswith("reinforce"):
         tokens = [found[i] for i in range(len(rewards)) if kept[i] for _ in range(lengths[i])]
         mean, deviation = (statistics.fmean(tokens), statistics.pstdev(tokens)) if tokens else (0.0, 0.0)
-        found = [(value - mean) / deviation if kept[i] and deviation else 0.0 for i, value in enumerate(found)]
+        found = [
+            (value - mean) / deviation if kept[i] and lengths[i] and deviation else 0.0 for i, value in enumerate(found)
+        ]
     return found
 
 

@@ -220,7 +220,7 @@ def test_a_step_is_that_of_loops_over_sequences_however_it_is_divided(
 def ess_of(weights: list[float], **sampling: Any) -> dict[str, float]:
     """Metrics of a step with two responses of one and two tokens, whose engine ratios are `weights`."""
     step = Step.random(0, 0.0)
-    logprobs = [np.float32([-1 - math.log(weights[0])]), np.float32([-1 - math.log(each) for each in weights[1:]])]
+    logprobs = [np.asarray([-1 - math.log(each) for each in part], np.float32) for part in (weights[:1], weights[1:])]
     batch = replace(
         step.batch,
         group_size=2,

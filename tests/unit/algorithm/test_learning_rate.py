@@ -17,9 +17,7 @@ STEPS = 12
 
 def algorithm(name: str, args: dict[str, Any], warmup_steps: int) -> AlgorithmSpec:
     schedule = LearningRateSchedule.model_validate({"name": name, "args": args})
-    return AlgorithmSpec(
-        steps=STEPS, learning_rate=1e-3, warmup_steps=warmup_steps, learning_rate_schedule=schedule
-    )
+    return AlgorithmSpec(steps=STEPS, learning_rate=1e-3, warmup_steps=warmup_steps, learning_rate_schedule=schedule)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, 4, 12])
@@ -51,8 +49,7 @@ def test_rates_are_those_of_an_optimizer_that_steps_through_the_schedule(
     settings = algorithm(name, args, warmup_steps)
     rates = [learning_rate_at(settings, step) for step in range(1, STEPS + 1)]
     assert rates == pytest.approx(stepped[skipped:], rel=1e-12)
-    assert max(rates) == pytest.approx(1e-3)
-    assert rates[0] > 0
+    assert 0 < rates[0] <= max(rates) <= 1e-3 * (1 + 1e-12)
     assert rates == [learning_rate_at(settings, step) for step in reversed(range(1, STEPS + 1))][::-1]
 
 
@@ -66,8 +63,6 @@ def test_rates_are_those_of_an_optimizer_that_steps_through_the_schedule(
         ("cosine_with_restarts", {"num_cycles": "two"}, "num_cycles|str|float"),
     ],
 )
-def test_arguments_that_a_schedule_does_not_accept_are_refused(
-    name: str, args: dict[str, Any], message: str
-) -> None:
+def test_arguments_that_a_schedule_does_not_accept_are_refused(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=f"learningRateSchedule.args: expected .* {name} of transformers.*({message})"):
         learning_rate_at(algorithm(name, args, 0), STEPS)

@@ -42,7 +42,7 @@ def infinite_gradient(tokens, settings):
     return (tokens.logprobs - tokens.logprobs.detach()).sqrt()
 
 def raising(tokens, settings):
-    return tokens.logprob
+    return tokens.logprob  # misspelt
 
 def nothing(tokens, settings):
     pass
@@ -103,7 +103,7 @@ def test_a_loss_of_the_user_is_loaded(directory: Path, name: str) -> None:
         ("stopped", "expected a loss with a gradient", "def stopped"),
         ("not_finite", "expected a finite loss", "def not_finite"),
         ("infinite_gradient", "expected a finite gradient", "def infinite_gradient"),
-        ("raising", "raised AttributeError: 'Tokens' object has no attribute 'logprob'", "return tokens.logprob\n"),
+        ("raising", "raised AttributeError: 'Tokens' object has no attribute 'logprob'", "# misspelt"),
         ("nothing", "found None", "def nothing"),
         ("badly_measured", "expected the metric kl from", "def badly_measured"),
         ("sometimes_measured", "expected the same metrics", "def sometimes_measured"),
@@ -126,7 +126,7 @@ def test_an_advantage_of_the_user_is_used(directory: Path) -> None:
     own = algorithm(advantage="own_losses:ranks")
     function = advantage_function(own, directory)
     batch = batch_of([1, 1, 1], 3, kept=[True, True, False])
-    found = scored(batch, np.float32([5, 9, 1]), function, own.settings)
+    found = scored(batch, np.asarray([5, 9, 1], np.float32), function, own.settings)
     assert found.advantages.tolist() == [0.0, 1.0, 0.0]
 
 

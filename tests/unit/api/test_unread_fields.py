@@ -76,6 +76,10 @@ def test_every_field_of_the_spec_is_in_the_table_once() -> None:
         ("task: {name: digits, answer: {pattern: '(.)'}}", "task.answer: warning: has no effect"),
         ("task: {name: digits, files: {configMap: a}}", "task.files: warning: has no effect"),
         (
+            "task: {name: digits, files: {configMap: a}}, algorithm: {steps: 9, loss: 'own:loss'}",
+            "task.files: note: rljob run ignores it and looks next to the manifest",
+        ),
+        (
             "model: {uri: 'pvc://a/b', cache: {persistentVolumeClaim: c}}",
             "model.cache: warning: has no effect: only hf://",
         ),
@@ -111,7 +115,6 @@ def test_a_field_that_is_not_read_is_reported(spec: str, message: str) -> None:
         "trainer: {image: 'trl:1', adapter: TRL}, memory: {kvCache: 1Gi}",
         "trainer: {image: 'trl:1'}, env: [{name: A, value: b}], policy: {template: {spec: {a: b}}}",
         "task: {name: digits, reward: 'rw:f', answer: {pattern: '(.)'}}",
-        "task: {name: digits, files: {configMap: a}}, algorithm: {steps: 9, loss: 'own:loss'}",
     ],
 )
 def test_a_field_that_is_read_or_has_its_default_is_not(spec: str) -> None:

@@ -57,11 +57,12 @@ def leave_one_out(groups: Groups, settings: AlgorithmSettings) -> Values:
     Source: RLOO (arXiv 2402.14740, eq. 8). The baseline without itself scales `R − mean` by n / (n − 1).
     """
     count = _count(groups)
-    return _centered(groups) * (count / np.maximum(count - 1, 1))
+    return np.asarray(_centered(groups) * (count / np.maximum(count - 1, 1)))
 
 
 def normalized_over_step(groups: Groups, settings: AlgorithmSettings) -> Values:
-    """`(R − mean) / (std + 1e-6)` over the tokens of the step, each of which has the reward of its response.
+    """`(R − mean) / (std + 1e-6)` over the tokens of the step, each of which has the reward of its response; 0 for an
+    empty response.
 
     Source: REINFORCE++ (arXiv 2501.03262), which normalizes the advantages of tokens; the standard deviation is that of
     the population, as in OpenRLHF.
@@ -102,9 +103,9 @@ def groups_without_gradient(batch: RolloutBatch) -> int:
     return int((batch.advantages.reshape(-1, batch.group_size) == 0).all(axis=1).sum())
 
 
-def _count(groups: Groups) -> npt.NDArray[np.int64]:
-    """[prompts, 1]"""
-    return groups.kept.sum(axis=1, keepdims=True)
+def _count(groups: Groups) -> Values:
+    """[prompts, 1] Responses that take part."""
+    return np.asarray(groups.kept.sum(axis=1, keepdims=True), np.float64)
 
 
 def _centered(groups: Groups) -> Values:
@@ -121,8 +122,7 @@ def _normalized(values: Values, groups: Groups) -> Values:
     values = values - values[groups.kept][0]  # so that equal values give exactly 0
     centered = values - (weights * values).sum() / total
     deviation = np.sqrt((weights * np.square(centered)).sum() / total)
-    normalized: Values = centered / (deviation + _EPSILON)
-    return normalized
+    return np.where(weights > 0, centered / (deviation + _EPSILON), 0)
 
 
 def _require_finite(values: npt.NDArray[np.floating], kept: npt.NDArray[np.bool_], name: str, advice: str) -> None:

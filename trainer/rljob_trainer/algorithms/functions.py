@@ -66,7 +66,7 @@ def loss_function(algorithm: AlgorithmSpec, directory: Path) -> LossFunction:
     some, none = (_try_loss(own, algorithm.settings, lengths, subject) for lengths in ([3, 2], []))
     if some != none:
         raise BadInput(
-            f"expected the same metrics from {subject} for every micro-batch, found {some} and, without tokens, {none}; "
+            f"expected the same metrics from {subject} for every micro-batch, found {some}, and {none} without tokens; "
             "return them always"
         )
     return own

@@ -20,15 +20,13 @@ def clipped_ratio(tokens: Tokens, settings: AlgorithmSettings) -> tuple[Tensor, 
 
 
 def clipped_sequence_ratio(tokens: Tokens, settings: AlgorithmSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same with one ratio for each response, s = exp(mean log-ratio of its tokens).
+    """The same with one ratio for each response, exp(mean log-ratio of its tokens).
 
-    The gradient of a token is that of `s · π / sg(π)`, which with equal weights of the tokens of a response is the
-    gradient of s. Source: GSPO (arXiv 2507.18071 eq. 5 and 7), in its form for tokens (eq. 13 and 14).
+    Source: GSPO (arXiv 2507.18071 eq. 5 and 7). Its gradient is that of the response's ratio also if tokens have
+    different importance weights, unlike that of the form for tokens (eq. 13 and 14).
     """
-    with torch.no_grad():
-        sequence_ratio = ratio_of(tokens.sequence_means(tokens.logprobs - tokens.old_logprobs))
-    ratio = sequence_ratio * (tokens.logprobs - tokens.logprobs.detach()).exp()
-    return _clipped(ratio, tokens.advantages, settings)
+    log_ratio = tokens.sequence_means(tokens.logprobs - tokens.old_logprobs)
+    return _clipped(ratio_of(log_ratio), tokens.advantages, settings)
 
 
 def clipped_weight(tokens: Tokens, settings: AlgorithmSettings) -> tuple[Tensor, dict[str, Tensor]]:
