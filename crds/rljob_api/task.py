@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -16,44 +16,126 @@ class DigitsArgs(ApiModel):
     """Arguments of digits: none. Its ten prompts are fixed, and responses have algorithm.maxResponseTokens."""
 
 
-class ReasoningGymArgs(ApiModel):
-    """Arguments of reasoning-gym: the name of a data set, and its own settings (`max_terms`, `min_digits`, …)."""
+class MixedDataset(ApiModel):
+    """One data set of a mixture, and its own settings (`max_terms`, `min_digits`, …)."""
 
     model_config = ConfigDict(extra="allow")
 
     dataset: str = Field(min_length=1, max_length=253)
     """Name of a reasoning-gym data set, such as chain_sum."""
 
-    size: int = Field(default=10_000, ge=1, le=2**31 - 1)
-    """Number of items. Items are generated when they are drawn, so a large number costs nothing."""
+    weight: float = Field(default=1.0, gt=0, le=1e6)
+    """Share of the items, in proportion to the weights of the other data sets."""
 
     @property
     def dataset_settings(self) -> dict[str, Any]:
-        """Settings of the data set other than its size and seed."""
+        """Settings of the data set."""
         return dict(self.model_extra or {})
 
 
-class JsonlArgs(ApiModel):
+class ReasoningGymArgs(ApiModel):
+    """Arguments of reasoning-gym: the name of a data set, and its own settings (`max_terms`, `min_digits`, …), or a
+    mixture of data sets."""
+
+    model_config = ConfigDict(extra="allow")
+
+    dataset: str | None = Field(default=None, min_length=1, max_length=253)
+    """Name of a reasoning-gym data set, such as chain_sum."""
+
+    datasets: list[MixedDataset] = Field(default=[], max_length=100)
+    """Data sets of a mixture, each with its weight and settings. Each may occur once."""
+
+    size: int = Field(default=10_000, ge=1, le=2**31 - 1)
+    """Number of items. Items are generated when they are drawn, so a large number costs nothing."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.dataset) != has(self.datasets)",
+            holds=lambda args: (args.dataset is None) == bool(args.datasets),
+            field="dataset",
+            message="write the name of one reasoning-gym data set here, or several data sets in datasets",
+        ),
+    )
+
+    @property
+    def dataset_settings(self) -> dict[str, Any]:
+        """Settings of the data set other than its size."""
+        return dict(self.model_extra or {})
+
+
+class RecordArgs(ApiModel):
+    """Fields of the records of a file or data set."""
+
+    prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
+    """Field with the prompt: text, or a conversation as a list of messages with role and content. Records without a
+    field prompt may have the conversation in messages."""
+
+    answer_field: str = Field(default="answer", min_length=1, max_length=253)
+    """Field with the answer, which the reward function finds as answer. A dot leads into an object, as in
+    reward_model.ground_truth. Records may omit it if the reward function does not need it."""
+
+
+class JsonlArgs(RecordArgs):
     """Arguments of jsonl: a file of prompts in UTF-8, with one JSON object per line."""
 
     path: str = Field(min_length=1, max_length=4096)
     """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
 
-    prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
-    """Field with the prompt, as text."""
 
-    answer_field: str = Field(default="answer", min_length=1, max_length=253)
-    """Field with the answer. Lines may omit it if the reward function does not need it."""
+DATA_FORMATS = ("parquet", "json", "csv", "arrow")
+"""Formats of data files. json is also JSON Lines."""
 
 
-TaskArgs = DigitsArgs | ReasoningGymArgs | JsonlArgs
+class DatasetArgs(RecordArgs):
+    """Arguments of dataset, which reads data sets and data files with the package datasets."""
 
-ARGS_OF_TASK: dict[str, type[TaskArgs]] = {
-    "digits": DigitsArgs,
-    "reasoning-gym": ReasoningGymArgs,
-    "jsonl": JsonlArgs,
+    path: str = Field(min_length=1, max_length=4096)
+    """Data set of the Hugging Face hub, such as openai/gsm8k; a Parquet, JSON Lines, CSV or Arrow file; a directory of
+    such files, or one that save_to_disk has written; or parquet, json, csv or arrow, the format of dataFiles. A
+    relative path starts at the manifest's directory, in pods at task.files."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=253)
+    """Configuration of the data set, such as main. Absent: the default one."""
+
+    revision: str | None = Field(default=None, min_length=1, max_length=253)
+    """Revision of a data set of the hub: a commit, tag or branch. Absent: main."""
+
+    split: str = Field(default="train", min_length=1, max_length=1024)
+    """Split or part of it, such as train[:90%], train[100:] or train+validation. Files without a split are train."""
+
+    data_files: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default=[], max_length=1000)
+    """Data files to read: paths like path, or patterns such as data/*.parquet. Absent: all."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"has(self.dataFiles) || !(self.path in {list(DATA_FORMATS)})",
+            holds=lambda args: bool(args.data_files) or args.path not in DATA_FORMATS,
+            field="dataFiles",
+            message="required for this path, which is a format: write the files as a list, or one file as path",
+        ),
+    )
+
+
+TaskArgs = DigitsArgs | ReasoningGymArgs | JsonlArgs | DatasetArgs
+
+
+class BuiltInTask(NamedTuple):
+    """A task by name. Its items, and its reward, are in the module of `rljob_trainer.tasks` with that name."""
+
+    args: type[TaskArgs]
+
+    has_reward: bool
+    """False if the job must name a reward."""
+
+
+TASKS: dict[str, BuiltInTask] = {
+    "digits": BuiltInTask(DigitsArgs, has_reward=True),
+    "reasoning-gym": BuiltInTask(ReasoningGymArgs, has_reward=True),
+    "jsonl": BuiltInTask(JsonlArgs, has_reward=False),
+    "dataset": BuiltInTask(DatasetArgs, has_reward=False),
 }
-
+_WITH_REWARD = [name for name, task in TASKS.items() if task.has_reward]
+_NAMES = ", ".join(TASKS)
 
 _FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
@@ -63,10 +145,13 @@ PythonFunction = Annotated[
 TaskName = Annotated[
     str,
     Text(
-        pattern=f"^(digits|reasoning-gym|jsonl|{_FUNCTION})$",
-        expected="digits, reasoning-gym, jsonl, or a Python function as module:function",
+        pattern=f"^({'|'.join(TASKS)}|{_FUNCTION})$",
+        expected=f"{_NAMES}, or a Python function as module:function",
     ),
 ]
+
+_SET_BY_RLJOB = ("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "tokenize")
+_RESERVED = PydanticCustomError("conflict", "{message}", {"message": "RLJob sets it itself: remove it"})
 
 
 def _names_a_module(reference: str | None) -> bool:
@@ -109,12 +194,13 @@ class AnswerSpec(ApiModel):
 class TaskSpec(ApiModel):
     """The task: prompts and rewards."""
 
-    name: TaskName = Field(json_schema_extra=immutable())
-    """digits, reasoning-gym, jsonl, or module:function for a Python function that returns the items."""
+    name: TaskName = Field(
+        json_schema_extra=immutable(),
+        description=f"{_NAMES}, or module:function for a Python function that returns the items.",
+    )
 
     args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
-    """Arguments of the task. reasoning-gym: dataset, size, and the settings of that data set. jsonl: path, promptField
-    and answerField. module:function: keyword arguments of the function. digits has no arguments."""
+    """Arguments of the task: those of a built-in task, or the keyword arguments of the function."""
 
     reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
     """Python function that returns the reward of a response, as module:function. The module is in the manifest's
@@ -130,15 +216,19 @@ class TaskSpec(ApiModel):
     space."""
 
     system_prompt: str | None = Field(default=None, min_length=1, max_length=65536, json_schema_extra=immutable())
-    """System message before every prompt. Requires a chat template."""
+    """System message before every prompt. Requires a chat template. A conversation with its own keeps that."""
 
     prompt_template: Annotated[
         str, Text(pattern=r"\{question\}", expected="a string that contains {question}", max_length=65536)
     ] = Field(default="{question}", json_schema_extra=immutable())
-    """Template of the prompt. {question} is replaced by the question of the item."""
+    """Template of the prompt. {question} is replaced by the question of the item: its prompt, or the last message of the
+    user in a conversation."""
 
     chat_template: Literal["Auto", "Always", "Never"] = Field(default="Auto", json_schema_extra=immutable())
     """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
+
+    chat_template_args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
+    """Variables for the chat template, such as enable_thinking: false."""
 
     overlong_prompts: Literal["Fail", "Skip"] = Field(default="Fail", json_schema_extra=immutable())
     """Reaction to prompts longer than algorithm.maxPromptTokens. Fail: refuse the job before the first step, with the
@@ -167,8 +257,8 @@ class TaskSpec(ApiModel):
             message=_NO_FILE,
         ),
         Rule(
-            cel="has(self.reward) || self.name in ['digits', 'reasoning-gym']",
-            holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
+            cel=f"has(self.reward) || self.name in {_WITH_REWARD}",
+            holds=lambda task: task.has_own_reward or task.reward is not None,
             field="reward",
             message="required for this task: write the Python function that scores a response, as module:function",
         ),
@@ -181,16 +271,26 @@ class TaskSpec(ApiModel):
     )
 
     def further_problems(self) -> list[InitErrorDetails]:
+        problems = [
+            InitErrorDetails(type=_RESERVED, loc=("chatTemplateArgs", name), input=None)
+            for name in _SET_BY_RLJOB
+            if name in self.chat_template_args
+        ]
         try:
             self.typed_args()
         except ValidationError as error:
-            return [_error_in_args(detail) for detail in error.errors(include_url=False)]
-        return []
+            problems += [_error_in_args(detail) for detail in error.errors(include_url=False)]
+        return problems
+
+    @property
+    def has_own_reward(self) -> bool:
+        """True for a built-in task that needs no `reward`."""
+        return self.name in _WITH_REWARD
 
     def typed_args(self) -> TaskArgs | None:
         """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
-        args = ARGS_OF_TASK.get(self.name)
-        return args.model_validate(self.args, by_alias=True, by_name=False) if args else None
+        task = TASKS.get(self.name)
+        return task.args.model_validate(self.args, by_alias=True, by_name=False) if task else None
 
 
 def _error_in_args(detail: ErrorDetails) -> InitErrorDetails:
