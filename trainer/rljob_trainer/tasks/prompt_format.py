@@ -145,7 +145,7 @@ class PromptFormat:
             text = self.template.replace(_QUESTION, messages[last]["content"])
             messages[last] = {**messages[last], "content": text}
         has_system = messages[0]["role"] in ("system", "developer")
-        chat = self._rendered(messages, None if has_system else self.system_prompt)
+        chat = self._rendered(messages, None if has_system else self.system_prompt, "correct the template or the prompt")
         for message in messages:
             if message["role"] in ("system", "user") and message["content"].strip() not in chat:
                 raise BadInput(
@@ -154,7 +154,7 @@ class PromptFormat:
                 )
         return chat
 
-    def _rendered(self, messages: Conversation, system_prompt: str | None) -> str:
+    def _rendered(self, messages: Conversation, system_prompt: str | None, advice: str = _NEVER) -> str:
         """The messages after the system message, if any. The model continues a last message of the assistant."""
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
@@ -171,7 +171,7 @@ class PromptFormat:
             )
         except Exception as error:  # a template is a program
             raise BadInput(
-                f"expected a prompt from {self._chat_file}, found {type(error).__name__}: {error}; {_NEVER}"
+                f"expected a prompt from {self._chat_file}, found {type(error).__name__}: {error}; {advice}"
             ) from error
 
     def _encoded(self, text: str, *, special: bool) -> list[int]:
