@@ -90,6 +90,8 @@ def _loaded(args: DatasetArgs, directory: Path) -> Any:
         else:
             options["revision"] = args.revision
         return datasets.load_dataset(source, **options)
+    except BadInput:
+        raise
     except Exception as error:
         raise _failure(error, args, path) from error
 
@@ -118,8 +120,6 @@ def _failure(error: Exception, args: DatasetArgs, path: Path) -> RunError:
     from httpx2 import HTTPError
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    if isinstance(error, BadInput):
-        return error
     text = " ".join(str(error).split())[:_LONGEST_CAUSE]
     if isinstance(error, DatasetNotFoundError):
         return BadInput(
@@ -128,7 +128,7 @@ def _failure(error: Exception, args: DatasetArgs, path: Path) -> RunError:
         )
     for cause in _causes(error):
         if isinstance(cause, ConnectionError | HTTPError | LocalEntryNotFoundError):
-            if may_pass(cause):
+            if isinstance(cause, ConnectionError) or may_pass(cause):
                 return HubUnreachable(
                     f"task.args.path: there is no file or directory {path}, and the data set {args.path} is not in the "
                     "local cache, and the hub is not reachable: check the network and HF_HUB_OFFLINE, or download the "
@@ -142,7 +142,10 @@ def _failure(error: Exception, args: DatasetArgs, path: Path) -> RunError:
         )
     if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
         text = error_text(error.__cause__).removeprefix("raised ")[:_LONGEST_CAUSE]
-    return BadInput(f"task.args: cannot read the data set {args.path}: {text}; correct the arguments or the files")
+    advice = "correct the arguments or the files"
+    if isinstance(error, PermissionError):
+        advice = "make the files readable, or set HF_HOME to a directory that this user can write to"
+    return BadInput(f"task.args: cannot read the data set {args.path}: {text}; {advice}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
