@@ -17,7 +17,7 @@ import yaml
 from rljob_api.custom_resource import memory_profile_definition, rljob_definition, step_report_definition
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.schemas import Schema, inlined_schema
-from rljob_api.task import TASKS
+from rljob_api.task_args import TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"

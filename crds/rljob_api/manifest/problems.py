@@ -20,7 +20,7 @@ from rljob_api.manifest.option_names import normalized, option_advice
 from rljob_api.manifest.value_hints import hint
 from rljob_api.manifest.yaml_document import Document, Path
 from rljob_api.schemas import Schema, inlined_schema
-from rljob_api.task import TASKS
+from rljob_api.task_args import TASKS
 
 # Error messages about fields of a manifest: the expected value, the value found, and the correction.
 

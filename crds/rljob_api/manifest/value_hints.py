@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api.manifest.option_names import OPTION_VALUES, normalized
 from rljob_api.schemas import Schema
-from rljob_api.task import TASKS
+from rljob_api.task_args import TASKS
 
 _AMOUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*$", re.IGNORECASE)
 _GROUPED = re.compile(r"^[-+]?\d{1,3}([ ,_']\d{3})+$")

@@ -13,7 +13,7 @@ from rljob_api.manifest import Problem
 from rljob_api.manifest.option_names import OPTION_NAMES, OPTION_VALUES, normalized
 from rljob_api.manifest.problems import schema_at
 from rljob_api.schemas import Schema, inlined_schema
-from rljob_api.task import DatasetArgs
+from rljob_api.task_args import DatasetArgs
 
 ProblemsOf = Callable[[str], list[Problem]]
 REQUIRED = {"model": "{uri: 'hf://a/b'}", "task": "{name: digits}", "algorithm": "{steps: 1}"}

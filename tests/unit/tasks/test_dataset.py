@@ -10,7 +10,8 @@ from typing import Any
 
 import datasets
 import pytest
-from rljob_api.task import DatasetArgs, TaskSpec
+from rljob_api.task import TaskSpec
+from rljob_api.task_args import DatasetArgs
 from rljob_client.errors import BadInput
 from rljob_testing.hub_server import COMMIT, REPOSITORY, served_hub
 from rljob_trainer.runtime.run_inputs import data_digest
@@ -165,7 +166,7 @@ def test_the_package_is_named_if_it_is_not_installed(tmp_path: Path, monkeypatch
 def test_reading_rows_imports_no_torch(tmp_path: Path) -> None:
     write(tmp_path, "train.parquet", ROWS)
     check = (
-        "import sys; from pathlib import Path; from rljob_api.task import DatasetArgs; "
+        "import sys; from pathlib import Path; from rljob_api.task_args import DatasetArgs; "
         "from rljob_trainer.tasks.dataset import DatasetItems; "
         "rows = DatasetItems(DatasetArgs(path='train.parquet'), Path(sys.argv[1])); "
         "print(rows[3].question); sys.exit('torch' in sys.modules)"
@@ -179,7 +180,7 @@ def test_reading_rows_imports_no_torch(tmp_path: Path) -> None:
 READ = """
 import sys
 from pathlib import Path
-from rljob_api.task import DatasetArgs
+from rljob_api.task_args import DatasetArgs
 from rljob_client.errors import RunError
 from rljob_trainer.tasks.dataset import DatasetItems
 args = DatasetArgs(**dict(each.split("=") for each in sys.argv[2:]))

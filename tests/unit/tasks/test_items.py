@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.task import JsonlArgs, ReasoningGymArgs
+from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks import jsonl
 from rljob_trainer.tasks.built_in import TaskContext

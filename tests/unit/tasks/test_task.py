@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rljob_api.task import TASKS, TaskSpec
+from rljob_api.task import TaskSpec
+from rljob_api.task_args import TASKS
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.build import build_task

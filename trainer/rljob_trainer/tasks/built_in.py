@@ -1,4 +1,4 @@
-"""The modules of the built-in tasks (`rljob_api.task.TASKS`), by name.
+"""The modules of the built-in tasks (`rljob_api.task_args.TASKS`), by name.
 
 Each has `items(args, context)`, the items of the task, and, if the task has its own reward,
 `reward(args, answer_spec, context)`. Both raise `BadInput`.

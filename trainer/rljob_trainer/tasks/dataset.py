@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rljob_api.task import DATA_FORMATS, DatasetArgs
+from rljob_api.task_args import DATA_FORMATS, DatasetArgs
 from rljob_client.errors import BadInput, RunError
 from rljob_trainer.models.hub import TOKEN, HubUnreachable, may_pass
 from rljob_trainer.tasks.built_in import TaskContext

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.task import AnswerSpec, DigitsArgs
+from rljob_api.task import AnswerSpec
+from rljob_api.task_args import DigitsArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.built_in import TaskContext

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from rljob_api.task import JsonlArgs
+from rljob_api.task_args import JsonlArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.item_fields import answer_of, question_of, require_storable

@@ -8,7 +8,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from rljob_api.task import AnswerSpec, ReasoningGymArgs
+from rljob_api.task import AnswerSpec
+from rljob_api.task_args import ReasoningGymArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.item_fields import question_of
