@@ -99,8 +99,8 @@ class TaskSpec(ApiModel):
     prompt_template: Annotated[
         str, Text(pattern=r"\{question\}", expected="a string that contains {question}", max_length=65536)
     ] = Field(default="{question}", json_schema_extra=immutable())
-    """Template of the prompt. {question} is replaced by the question of the item: its prompt, or the last message of the
-    user in a conversation."""
+    """Template of the prompt. {question} is replaced by the question of the item: its prompt, or the last message of
+    the user in a conversation."""
 
     chat_template: Literal["Auto", "Always", "Never"] = Field(default="Auto", json_schema_extra=immutable())
     """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
@@ -172,6 +172,6 @@ class TaskSpec(ApiModel):
 
 
 def _error_in_args(detail: ErrorDetails) -> InitErrorDetails:
-    return InitErrorDetails(
-        type=detail["type"], loc=("args", *detail["loc"]), input=detail["input"], ctx=detail.get("ctx", {})
-    )
+    kind, context = detail["type"], detail.get("ctx", {})
+    error = PydanticCustomError("conflict", "{message}", context) if kind == "conflict" else kind
+    return InitErrorDetails(type=error, loc=("args", *detail["loc"]), input=detail["input"], ctx=context)

@@ -55,7 +55,10 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("controller: here", "controller: expected an object with the fields requireGpuFreeNode, template, found"),
         ("trainer: {image: mine, args: [--fast, 3]}", "args[1]: expected a string of at most 4096 characters, found 3"),
         ("model: {uri: ./smollm2}", "expected a URI that begins with oci://, hf://, pvc://, file:// or random://"),
-        ("task: {name: digit}", "expected digits, reasoning-gym, jsonl, dataset, or a Python function as module:function"),
+        (
+            "task: {name: digit}",
+            "expected digits, reasoning-gym, jsonl, dataset, or a Python function as module:function",
+        ),
         ("task: {name: jsonl, args: {path: a}}", "task.reward: required for this"),
         ("task: {name: reasoning-gym}", "task.args.dataset: write the name of one reasoning-gym data set here, or"),
         (
@@ -73,7 +76,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ),
         (
             "task: {name: dataset, reward: 'r:f', args: {path: a/b, split: 3}}",
-            'task.args.split: expected a string of at most 1024 characters, found 3; write "3", with quotes',
+            'task.args.split: expected a string of at least 1 and at most 1024 characters, found 3; write "3", with quotes',
         ),
         (
             "task: {name: digits, chatTemplateArgs: {tokenize: true}}",
@@ -159,7 +162,8 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("memory: {optimizerOffload: false}", "write Disabled"),
         ("task: {name: gsm8k}", "write dataset with args: {path: openai/gsm8k, name: main, promptField: question}"),
         ("task: {name: csv}", "write dataset with args: {path: FILE}"),
-        ("task: {name: digits, chat_template_kwargs: {a: 1}}", "write spec.task.chatTemplateArgs"),
+        ("task: {name: digits, chat_template_kwargs: {a: 1}}", "did you mean chatTemplateArgs?"),
+        ("task: {name: digits, enable_thinking: false}", "did you mean chatTemplateArgs? (as {enable_thinking: false})"),
         ("task: {name: digits, split: test}", "spec.task.args.split (with task.name: dataset)"),
         ("task: {name: digits, promptTemplate: {question}}", '"{question}"'),
         ("task: {name: digits, systemPrompt: 3}", 'write "3", with quotes'),

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+
 from rljob_api.task import TaskSpec
 from rljob_api.task_args import DatasetArgs
 from rljob_client.errors import BadInput
@@ -122,16 +123,34 @@ BAD_ROW = [{"prompt": "a", "answer": "b"}, {"prompt": None, "answer": "b"}]
         ("train.parquet", {"split": "test"}, r'Unknown split "test"\. Should be one of \[\'train\'\]'),
         ("train.parquet", {"split": "train[:x"}, "cannot read the data set train.parquet: .*train.:x"),
         ("saved", {"split": "test"}, r'Unknown split "test"\. Should be one of \[\'train\'\]'),
-        ("train.parquet", {"promptField": "text"}, "found none in the fields prompt, answer, level; write args.promptF"),
-        ("train.parquet", {"answerField": "label"}, r"column 'label' \(args.answerField\) .*found prompt, answer, level"),
+        (
+            "train.parquet",
+            {"promptField": "text"},
+            "found none in the fields prompt, answer, level; write args.promptF",
+        ),
+        (
+            "train.parquet",
+            {"answerField": "label"},
+            r"column 'label' \(args.answerField\) .*found prompt, answer, level",
+        ),
         ("train.parquet", {"promptField": "level"}, "row 0 of the data set .*as text or as a list .*found int"),
         ("train.txt", {}, r"a file that ends with \.parquet, \.json, \.csv, \.arrow, \.jsonl, found .*train\.txt"),
         ("broken.parquet", {}, "cannot read the data set broken.parquet: .*Parquet"),
         ("broken.csv", {}, "cannot read the data set broken.csv: .*[Ee]xpected 1 fields"),
-        ("./none.parquet", {}, "expected a file, a directory with data files, or a data set of the hub .*none.parquet"),
-        ("a/b/c", {}, "expected a file, a directory with data files, or a data set of the hub as a/b/c, found none"),
-        ("parquet", {"dataFiles": ["none-*.parquet"]}, "expected a file, .*none-"),
-        ("empty", {}, "expected a file, a directory with data files"),
+        (
+            "./none.parquet",
+            {},
+            "a file, a directory, or a data set of the hub as org/name, found none in .*/none.parquet",
+        ),
+        ("folder/none.parquet", {}, "found none in .*/folder/none.parquet; correct the path"),
+        ("a/b/c", {}, "a data set of the hub as org/name, found none in .*/a/b/c"),
+        ("gsm8k", {}, "a data set of the hub as org/name, found none in .*/gsm8k"),
+        (
+            "parquet",
+            {"dataFiles": ["none-*.parquet"]},
+            "cannot read the data set parquet: At least one valid data file must be specified",
+        ),
+        ("empty", {}, "expected data files in the data set empty, found none"),
     ],
 )
 def test_an_unusable_data_set_is_refused(path: str, args: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -149,12 +168,16 @@ def test_a_row_without_a_prompt_and_a_data_set_without_rows_are_refused(tmp_path
     write(tmp_path, "train.parquet", BAD_ROW)
     with pytest.raises(BadInput, match=r"row 1 of the data set train.parquet: .*found NoneType \(None\)"):
         read(tmp_path, "train.parquet")[1]
-    write(tmp_path, "none", ROWS)
-    datasets.load_from_disk(str(tmp_path / "none")).select([]).save_to_disk(str(tmp_path / "no_rows"))
+    empty = datasets.Dataset.from_list(ROWS).select([])
+    empty.save_to_disk(str(tmp_path / "empty"))
+    empty.to_parquet(str(tmp_path / "empty.parquet"))
+    with pytest.raises(BadInput, match="cannot read the data set empty: found no rows"):
+        read(tmp_path, "empty")
     (tmp_path / "any_reward.py").write_text("def any(answer, record):\n    return 1.0\n")
-    spec = TaskSpec.model_validate({"name": "dataset", "args": {"path": "no_rows"}, "reward": "any_reward:any"})
-    with pytest.raises(BadInput, match="expected at least one item in the task dataset, found none"):
-        build_task(spec, tokenizer, 200, tmp_path, seed=0)
+    for args in ({"path": "empty.parquet"}, {"path": "train.parquet", "split": "train[:0]"}):
+        spec = TaskSpec.model_validate({"name": "dataset", "args": args, "reward": "any_reward:any"})
+        with pytest.raises(BadInput, match="at least one item in the task dataset, found none|corresponds to no data"):
+            build_task(spec, tokenizer, 200, tmp_path, seed=0)
 
 
 def test_the_package_is_named_if_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

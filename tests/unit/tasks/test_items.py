@@ -111,7 +111,10 @@ def field(value: bytes) -> bytes:
         (b"prompt,answer\na,b\n", "line 1: expected one JSON object, .*; the line begins with 'prompt,answer'"),
         (PROMPT + b"null", "line 2: expected a JSON object, found null"),
         (PROMPT + b'"b"', "line 2: expected a JSON object, found text"),
-        (b'{"prompt": 7}', "line 1: expected the prompt as text or as a list of messages in the field 'prompt', found int"),
+        (
+            b'{"prompt": 7}',
+            "line 1: expected the prompt as text or as a list of messages in the field 'prompt', found int",
+        ),
         (
             b'{"question": "a", "answer": "b"}',
             "found none in the fields question, answer; write args.promptField: question",

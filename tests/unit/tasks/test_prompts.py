@@ -77,7 +77,9 @@ def test_a_conversation_goes_through_the_chat_template(
 
 def test_a_conversation_needs_a_chat_template_that_shows_it(tokenizer: Any, chat_tokenizer: Any) -> None:
     question = [says("system", "be brief"), says("user", "2?")]
-    with pytest.raises(BadInput, match=r"chat template for the prompt, which is a conversation, found none; use a model"):
+    with pytest.raises(
+        BadInput, match=r"chat template for the prompt, which is a conversation, found none; use a model"
+    ):
         PromptFormat(tokenizer).tokens(question)
     with pytest.raises(BadInput, match=r"which is a conversation, found task\.chatTemplate: Never"):
         PromptFormat(chat_tokenizer, chat_template="Never").tokens(question)
@@ -100,7 +102,9 @@ def test_arguments_reach_the_chat_template(tokenizer: Any, chat_tokenizer: Any) 
     assert prompts.warnings() == []
     [warning] = PromptFormat(chat_tokenizer, chat_template_args=unread).warnings()
     assert "does not read thinkin (task.chatTemplateArgs)" in warning
-    with pytest.raises(BadInput, match=r"task\.chatTemplateArgs: expected a tokenizer with a chat template, found none"):
+    with pytest.raises(
+        BadInput, match=r"task\.chatTemplateArgs: expected a tokenizer with a chat template, found none"
+    ):
         PromptFormat(tokenizer, chat_template_args=without)
     with pytest.raises(BadInput, match="multiple values for keyword argument 'messages'"):
         PromptFormat(chat_tokenizer, chat_template_args={"messages": []})

@@ -94,21 +94,19 @@ MIXTURE = {
     "size": 200,
     "datasets": [
         {"dataset": "chain_sum", "weight": 3, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-        {"dataset": "leg_counting"},
+        {"dataset": "gcd"},
     ],
 }
 
 
-def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(
-    chat_tokenizer: Any, directory: Path
-) -> None:
+def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(chat_tokenizer: Any, directory: Path) -> None:
     spec = {"name": "reasoning-gym", "args": MIXTURE, "answer": {"pattern": r"(-?\d+)"}}
     task, again = (task_of(spec, chat_tokenizer, directory) for _ in range(2))
     assert task.prompts(2, 20) == again.prompts(2, 20), "the items are the same in every attempt"
     source = [item.record["metadata"]["source_dataset"] for item in map(task.items.__getitem__, range(200))]
     assert 120 <= source.count("chain_sum") <= 180
-    assert source.count("chain_sum") + source.count("leg_counting") == 200
-    for name in ("chain_sum", "leg_counting"):
+    assert source.count("chain_sum") + source.count("gcd") == 200
+    for name in ("chain_sum", "gcd"):
         prompt = task.items[source.index(name)]
         answer = int(prompt.record["answer"])
         drawn = Prompt(0, [1], "", prompt.record)
@@ -122,7 +120,10 @@ def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(
         ({"datasets": [{"dataset": "chain_sums"}]}, "no data set 'chain_sums': did you mean chain_sum"),
         ({"datasets": [{"dataset": "chain_sum", "min_term": 3}]}, "chain_sum has no argument 'min_term': did you mean"),
         ({"datasets": [{"dataset": "chain_sum", "size": 3}]}, "chain_sum has no argument 'size'"),
-        ({"datasets": [{"dataset": "chain_sum"}], "min_terms": 3}, "composite has no argument 'min_terms': it has seed"),
+        (
+            {"datasets": [{"dataset": "chain_sum"}], "min_terms": 3},
+            "composite has no argument 'min_terms': it has seed",
+        ),
         ({"datasets": [{"dataset": "chain_sum"}, {"dataset": "chain_sum"}]}, "Duplicate dataset names"),
         ({"datasets": [{"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}]}, "max_terms"),
     ],

@@ -6,6 +6,7 @@ The rows stay in Arrow files, which are mapped into memory. The variables of the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _MOST_COMPARED = 10_000
 """Rows, at even distances, by which a resumed run recognizes other data. Reading them takes a second."""
 
 _LONGEST_CAUSE = 400
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 
 class DatasetItems:
@@ -87,8 +89,13 @@ def _loaded(args: DatasetArgs, directory: Path) -> Any:
             return _part(datasets.load_from_disk(str(path)), args.split).with_format(None)
         elif path.is_dir():
             source = str(path)
-        else:
+        elif _HUB_NAME.match(source) and path.suffix not in _FORMATS:
             options["revision"] = args.revision
+        else:
+            raise BadInput(
+                f"task.args.path: expected a file, a directory, or a data set of the hub as org/name, found none in "
+                f"{path}; correct the path"
+            )
         return datasets.load_dataset(source, **options)
     except BadInput:
         raise
@@ -137,9 +144,11 @@ def _failure(error: Exception, args: DatasetArgs, path: Path) -> RunError:
             return BadInput(f"the hub refuses the data set {args.path}: check {TOKEN} ({text})")
     if isinstance(error, FileNotFoundError):
         return BadInput(
-            f"task.args: expected a file, a directory with data files, or a data set of the hub as {args.path}, found "
-            f"none in {path.parent}; correct the path or dataFiles ({text})"
+            f"task.args: expected data files in the data set {args.path}, found none; correct the path or dataFiles "
+            f"({text})"
         )
+    if isinstance(error, IndexError):  # of load_from_disk
+        text = "found no rows"
     if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
         text = error_text(error.__cause__).removeprefix("raised ")[:_LONGEST_CAUSE]
     advice = "correct the arguments or the files"

@@ -78,8 +78,9 @@ def _conversation(messages: Conversation, field: str, where: str) -> Conversatio
             )
         if not isinstance(content, str):
             raise BadInput(
-                f"{where}: expected text as content in {place}, found {type(content).__name__} ({short_repr(content)}); "
-                "write the text of the message; images, audio and calls of tools are not supported"
+                f"{where}: expected text as content in {place}, found {type(content).__name__} "
+                f"({short_repr(content)}); write the text of the message; images, audio and calls of tools are not "
+                "supported"
             )
         require_storable(content, f"{place}.content", where)
     if (last := messages[-1]["role"]) not in _CONTINUED:

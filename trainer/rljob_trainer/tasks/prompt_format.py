@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,10 +89,10 @@ class PromptFormat:
             return []
         template = self.tokenizer.get_chat_template(tools=self.chat_template_args.get("tools"))
         found = [_DATE] if "strftime_now" in template else []
-        if unread := [name for name in self.chat_template_args if name not in template]:
+        if unread := [name for name in self.chat_template_args if not re.search(rf"\b{re.escape(name)}\b", template)]:
             found.append(
-                f"The chat template of the tokenizer does not read {', '.join(unread)} (task.chatTemplateArgs): correct "
-                "the name, or remove it"
+                f"The chat template of the tokenizer does not read {', '.join(unread)} (task.chatTemplateArgs): "
+                "correct the name, or remove it"
             )
         text, end = self._rendered([_user(_PROBE)], None), self.tokenizer.eos_token
         if end and text.rstrip().endswith(end):
@@ -131,8 +132,8 @@ class PromptFormat:
         if not self._is_chat:
             found = "none" if not self.tokenizer.chat_template else "task.chatTemplate: Never"
             raise BadInput(
-                f"expected a tokenizer with a chat template for the prompt, which is a conversation, found {found}; use "
-                "a model with a chat template, or write the prompts as text"
+                f"expected a tokenizer with a chat template for the prompt, which is a conversation, found {found}; "
+                "use a model with a chat template, or write the prompts as text"
             )
         messages = list(conversation)
         if self.template != _QUESTION:
@@ -145,7 +146,9 @@ class PromptFormat:
             text = self.template.replace(_QUESTION, messages[last]["content"])
             messages[last] = {**messages[last], "content": text}
         has_system = messages[0]["role"] in ("system", "developer")
-        chat = self._rendered(messages, None if has_system else self.system_prompt, "correct the template or the prompt")
+        chat = self._rendered(
+            messages, None if has_system else self.system_prompt, "correct the template or the prompt"
+        )
         for message in messages:
             if message["role"] in ("system", "user") and message["content"].strip() not in chat:
                 raise BadInput(

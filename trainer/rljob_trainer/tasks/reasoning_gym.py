@@ -17,7 +17,6 @@ from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
-
 _MIXTURE = "composite"
 """reasoning-gym's own data set that draws each item from one of several, by weight."""
 

@@ -73,8 +73,8 @@ class Task:
         question = self.items[index].question
         if not isinstance(question, str) and question[-1]["role"] == "assistant":
             found.append(
-                f"The conversation in prompt {index} of the task {self.name} ends with a message of the assistant, which "
-                "the model continues. If that message is the answer, remove it"
+                f"The conversation in prompt {index} of the task {self.name} ends with a message of the assistant, "
+                "which the model continues. If that message is the answer, remove it"
             )
         return found
 
