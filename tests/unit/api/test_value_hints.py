@@ -76,7 +76,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ),
         (
             "task: {name: dataset, reward: 'r:f', args: {path: a/b, split: 3}}",
-            'task.args.split: expected a string of at least 1 and at most 1024 characters, found 3; write "3", with quotes',
+            'at least 1 and at most 1024 characters, found 3; write "3", with quotes',
         ),
         (
             "task: {name: digits, chatTemplateArgs: {tokenize: true}}",
@@ -163,7 +163,10 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("task: {name: gsm8k}", "write dataset with args: {path: openai/gsm8k, name: main, promptField: question}"),
         ("task: {name: csv}", "write dataset with args: {path: FILE}"),
         ("task: {name: digits, chat_template_kwargs: {a: 1}}", "did you mean chatTemplateArgs?"),
-        ("task: {name: digits, enable_thinking: false}", "did you mean chatTemplateArgs? (as {enable_thinking: false})"),
+        (
+            "task: {name: digits, enable_thinking: false}",
+            "did you mean chatTemplateArgs? (as {enable_thinking: false})",
+        ),
         ("task: {name: digits, split: test}", "spec.task.args.split (with task.name: dataset)"),
         ("task: {name: digits, promptTemplate: {question}}", '"{question}"'),
         ("task: {name: digits, systemPrompt: 3}", 'write "3", with quotes'),

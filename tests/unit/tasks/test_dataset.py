@@ -114,7 +114,7 @@ def test_the_compared_rows_of_a_large_data_set_are_spread(tmp_path: Path, monkey
     assert list(read(tmp_path, "train.parquet").compared) == list(range(0, 20, 2))
 
 
-BAD_ROW = [{"prompt": "a", "answer": "b"}, {"prompt": None, "answer": "b"}]
+BAD_ROW: list[dict[str, Any]] = [{"prompt": "a", "answer": "b"}, {"prompt": None, "answer": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_row_without_a_prompt_and_a_data_set_without_rows_are_refused(tmp_path
     (tmp_path / "any_reward.py").write_text("def any(answer, record):\n    return 1.0\n")
     for args in ({"path": "empty.parquet"}, {"path": "train.parquet", "split": "train[:0]"}):
         spec = TaskSpec.model_validate({"name": "dataset", "args": args, "reward": "any_reward:any"})
-        with pytest.raises(BadInput, match="at least one item in the task dataset, found none|corresponds to no data"):
+        with pytest.raises(BadInput, match=r"at least one item in the task dataset, found none|corresponds to no data"):
             build_task(spec, tokenizer, 200, tmp_path, seed=0)
 
 

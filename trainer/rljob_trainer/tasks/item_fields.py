@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from rljob_api.bounds import is_storable
 from rljob_client.errors import BadInput
@@ -101,7 +101,7 @@ def _advice(record: dict[Any, Any], field: str, advice: str) -> str:
     return "name the field with the prompt in args.promptField" if names else "write the prompt into that field"
 
 
-def _is_conversation(value: Any) -> bool:
+def _is_conversation(value: Any) -> TypeGuard[Conversation]:
     """True for a list of messages, such as [{"role": "user", "content": "…"}]."""
     return isinstance(value, list) and bool(value) and all(isinstance(message, dict) for message in value)
 
