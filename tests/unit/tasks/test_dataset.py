@@ -238,7 +238,7 @@ def test_a_data_set_of_the_hub_is_downloaded_once(tmp_path: Path) -> None:
         assert "Should be one of ['train', 'test']" in unknown
         assert "BuilderConfig 'hard' not found" in read_from_hub(tmp_path, hub.url, path, "name=hard")
         absent = read_from_hub(tmp_path, hub.url, "path=tests/absent")
-        assert absent.startswith(f"BadInput task.args.path: there is no file or directory {tmp_path}/tests/absent, and")
+        assert absent.startswith(f"BadInput task.args: there is no file or directory {tmp_path}/tests/absent, and")
         assert "the hub has no data set tests/absent" in absent
     assert read_from_hub(tmp_path, "http://127.0.0.1:9", path, "split=test", HF_HUB_OFFLINE="1") == "2 6+1"
 
@@ -254,5 +254,5 @@ def test_a_hub_that_refuses_or_does_not_answer_is_named(tmp_path: Path) -> None:
         assert "hf_wrong" not in refused
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}):
         unreachable = read_from_hub(tmp_path, hub.url, path, HF_HOME=str(tmp_path / "empty"), **variables)
-        assert unreachable.startswith("HubUnreachable task.args.path: there is no file or directory")
+        assert unreachable.startswith("HubUnreachable task.args: there is no file or directory")
         assert "the hub is not reachable: check the network and HF_HUB_OFFLINE" in unreachable

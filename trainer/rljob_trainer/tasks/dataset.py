@@ -93,7 +93,7 @@ def _loaded(args: DatasetArgs, directory: Path) -> Any:
             options["revision"] = args.revision
         else:
             raise BadInput(
-                f"task.args.path: expected a file, a directory, or a data set of the hub as org/name, found none in "
+                f"task.args: expected a file, a directory, or a data set of the hub as org/name, found none in "
                 f"{path}; correct the path"
             )
         return datasets.load_dataset(source, **options)
@@ -106,7 +106,7 @@ def _loaded(args: DatasetArgs, directory: Path) -> Any:
 def _format(file: Path) -> str:
     if file.suffix.lower() not in _FORMATS:
         raise BadInput(
-            f"task.args.path: expected a file that ends with {', '.join(_FORMATS)}, found {file}; rename it, or write "
+            f"task.args: expected a file that ends with {', '.join(_FORMATS)}, found {file}; rename it, or write "
             "its format as path and the file in dataFiles"
         )
     return _FORMATS[file.suffix.lower()]
@@ -127,17 +127,17 @@ def _failure(error: Exception, args: DatasetArgs, path: Path) -> RunError:
     from httpx2 import HTTPError
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    text = " ".join(str(error).split())[:_LONGEST_CAUSE]
+    text = " ".join(str(error).split())[:_LONGEST_CAUSE].rstrip(".")
     if isinstance(error, DatasetNotFoundError):
         return BadInput(
-            f"task.args.path: there is no file or directory {path}, and the hub has no data set {args.path}, or it is "
+            f"task.args: there is no file or directory {path}, and the hub has no data set {args.path}, or it is "
             f"private or gated: check path and revision, or set {TOKEN} ({text})"
         )
     for cause in _causes(error):
         if isinstance(cause, ConnectionError | HTTPError | LocalEntryNotFoundError):
             if isinstance(cause, ConnectionError) or may_pass(cause):
                 return HubUnreachable(
-                    f"task.args.path: there is no file or directory {path}, and the data set {args.path} is not in the "
+                    f"task.args: there is no file or directory {path}, and the data set {args.path} is not in the "
                     "local cache, and the hub is not reachable: check the network and HF_HUB_OFFLINE, or download the "
                     f"data set in advance ({text})"
                 )
