@@ -17,6 +17,7 @@ import yaml
 from rljob_api.custom_resource import memory_profile_definition, rljob_definition, step_report_definition
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.schemas import Schema, inlined_schema
+from rljob_api.task_args import TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"
@@ -74,8 +75,14 @@ Only `model`, `task` and `algorithm.steps` are required. All other fields have d
 
 
 def _reference_page() -> str:
-    """Markdown page with a table for `spec` and one for each object in it."""
-    return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec))])
+    """Markdown page with a table for `spec`, one for each object in it, and those of the arguments of the tasks."""
+    args = (
+        table
+        for name, task in TASKS.items()
+        if task.args.model_fields
+        for table in _tables(f"spec.task.args of {name}", inlined_schema(task.args))
+    )
+    return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec)), *args])
 
 
 def _tables(path: str, schema: Schema) -> Iterator[str]:

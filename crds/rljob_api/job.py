@@ -66,6 +66,9 @@ _TRANSITIONS: dict[str, Any] = {
 }
 
 
+_TASK_FIELDS = ("args", "reward", "files", "answer", "systemPrompt", "chatTemplateArgs")
+
+
 class RLJobSpec(ApiModel):
     """Specification of the job. Only `model`, `task` and `algorithm.steps` are required."""
 
@@ -75,7 +78,7 @@ class RLJobSpec(ApiModel):
     model: ModelSpec = Field(json_schema_extra=immutable())
     """The model to train."""
 
-    task: TaskSpec = Field(json_schema_extra=immutable_presence("reward", "files", "answer", "systemPrompt"))
+    task: TaskSpec = Field(json_schema_extra=immutable_presence(*_TASK_FIELDS))
     """The task: prompts and rewards."""
 
     algorithm: AlgorithmSpec = Field(
@@ -192,6 +195,11 @@ class RLJobSpec(ApiModel):
             message="Volcano cannot schedule jobs that Kueue admits: write gang: Auto, or remove queueName",
         ),
     )
+
+    @property
+    def uses_hub(self) -> bool:
+        """True if the job may download its model or its data set from the Hugging Face hub."""
+        return self.model.uri.startswith("hf://") or self.task.name == "dataset"
 
 
 class RLJob(ApiModel):

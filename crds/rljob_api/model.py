@@ -42,9 +42,9 @@ class ModelSpec(ApiModel):
     random://qwen3?hidden=64&layers=2&… (random weights, for tests)."""
 
     cache: ModelCache | None = None
-    """Volume that keeps a downloaded hf:// model for other jobs, and compiled code if requested. Absent: both are kept
-    on the checkpoints' volume, for the pods and attempts of this job. A complete model in it is used without contacting
-    the hub. rljob run ignores it: HF_HOME applies."""
+    """Volume that keeps a downloaded hf:// model and data set for other jobs, and compiled code if requested. Absent:
+    they are kept on the checkpoints' volume, for the pods and attempts of this job. A complete model in it is used
+    without contacting the hub. rljob run ignores it: HF_HOME applies."""
 
     dtype: Dtype = "Auto"
     """Data type of the weights in the forward pass and in the engine. Auto: bfloat16 on a GPU, float32 on a CPU. The

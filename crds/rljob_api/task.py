@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
 from rljob_api.mounted_files import TaskFiles
+from rljob_api.task_args import TASKS, TaskArgs
 
-
-class DigitsArgs(ApiModel):
-    """Arguments of digits: none. Its ten prompts are fixed, and responses have algorithm.maxResponseTokens."""
-
-
-class ReasoningGymArgs(ApiModel):
-    """Arguments of reasoning-gym: the name of a data set, and its own settings (`max_terms`, `min_digits`, …)."""
-
-    model_config = ConfigDict(extra="allow")
-
-    dataset: str = Field(min_length=1, max_length=253)
-    """Name of a reasoning-gym data set, such as chain_sum."""
-
-    size: int = Field(default=10_000, ge=1, le=2**31 - 1)
-    """Number of items. Items are generated when they are drawn, so a large number costs nothing."""
-
-    @property
-    def dataset_settings(self) -> dict[str, Any]:
-        """Settings of the data set other than its size and seed."""
-        return dict(self.model_extra or {})
-
-
-class JsonlArgs(ApiModel):
-    """Arguments of jsonl: a file of prompts in UTF-8, with one JSON object per line."""
-
-    path: str = Field(min_length=1, max_length=4096)
-    """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
-
-    prompt_field: str = Field(default="prompt", min_length=1, max_length=253)
-    """Field with the prompt, as text."""
-
-    answer_field: str = Field(default="answer", min_length=1, max_length=253)
-    """Field with the answer. Lines may omit it if the reward function does not need it."""
-
-
-TaskArgs = DigitsArgs | ReasoningGymArgs | JsonlArgs
-
-ARGS_OF_TASK: dict[str, type[TaskArgs]] = {
-    "digits": DigitsArgs,
-    "reasoning-gym": ReasoningGymArgs,
-    "jsonl": JsonlArgs,
-}
-
+_WITH_REWARD = [name for name, task in TASKS.items() if task.has_reward]
+_NAMES = ", ".join(TASKS)
 
 _FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
 
@@ -63,10 +23,13 @@ PythonFunction = Annotated[
 TaskName = Annotated[
     str,
     Text(
-        pattern=f"^(digits|reasoning-gym|jsonl|{_FUNCTION})$",
-        expected="digits, reasoning-gym, jsonl, or a Python function as module:function",
+        pattern=f"^({'|'.join(TASKS)}|{_FUNCTION})$",
+        expected=f"{_NAMES}, or a Python function as module:function",
     ),
 ]
+
+_SET_BY_RLJOB = ("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "tokenize")
+_RESERVED = PydanticCustomError("conflict", "{message}", {"message": "RLJob sets it itself: remove it"})
 
 
 def _names_a_module(reference: str | None) -> bool:
@@ -119,12 +82,13 @@ class AnswerSpec(ApiModel):
 class TaskSpec(ApiModel):
     """The task: prompts and rewards."""
 
-    name: TaskName = Field(json_schema_extra=immutable())
-    """digits, reasoning-gym, jsonl, or module:function for a Python function that returns the items."""
+    name: TaskName = Field(
+        json_schema_extra=immutable(),
+        description=f"{_NAMES}, or module:function for a Python function that returns the items.",
+    )
 
     args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
-    """Arguments of the task. reasoning-gym: dataset, size, and the settings of that data set. jsonl: path, promptField
-    and answerField. module:function: keyword arguments of the function. digits has no arguments."""
+    """Arguments of the task: those of a built-in task, or the keyword arguments of the function."""
 
     reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
     """Python function that returns the reward of a response, as module:function. The module is in the manifest's
@@ -140,15 +104,19 @@ class TaskSpec(ApiModel):
     space."""
 
     system_prompt: str | None = Field(default=None, min_length=1, max_length=65536, json_schema_extra=immutable())
-    """System message before every prompt. Requires a chat template."""
+    """System message before every prompt. Requires a chat template. A conversation with its own keeps that."""
 
     prompt_template: Annotated[
         str, Text(pattern=r"\{question\}", expected="a string that contains {question}", max_length=65536)
     ] = Field(default="{question}", json_schema_extra=immutable())
-    """Template of the prompt. {question} is replaced by the question of the item."""
+    """Template of the prompt. {question} is replaced by the question of the item: its prompt, or the last message of
+    the user in a conversation."""
 
     chat_template: Literal["Auto", "Always", "Never"] = Field(default="Auto", json_schema_extra=immutable())
     """Use of the tokenizer's chat template for prompts. Auto: use it if the tokenizer has one."""
+
+    chat_template_args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
+    """Variables for the chat template, such as enable_thinking: false."""
 
     overlong_prompts: Literal["Fail", "Skip"] = Field(default="Fail", json_schema_extra=immutable())
     """Reaction to prompts longer than algorithm.maxPromptTokens. Fail: refuse the job before the first step, with the
@@ -167,8 +135,8 @@ class TaskSpec(ApiModel):
         module_rule("name"),
         module_rule("reward"),
         Rule(
-            cel="has(self.reward) || self.name in ['digits', 'reasoning-gym']",
-            holds=lambda task: task.name in ("digits", "reasoning-gym") or task.reward is not None,
+            cel=f"has(self.reward) || self.name in {_WITH_REWARD}",
+            holds=lambda task: task.has_own_reward or task.reward is not None,
             field="reward",
             message="required for this task: write the Python function that scores a response, as module:function",
         ),
@@ -181,19 +149,29 @@ class TaskSpec(ApiModel):
     )
 
     def further_problems(self) -> list[InitErrorDetails]:
+        problems = [
+            InitErrorDetails(type=_RESERVED, loc=("chatTemplateArgs", name), input=None)
+            for name in _SET_BY_RLJOB
+            if name in self.chat_template_args
+        ]
         try:
             self.typed_args()
         except ValidationError as error:
-            return [_error_in_args(detail) for detail in error.errors(include_url=False)]
-        return []
+            problems += [_error_in_args(detail) for detail in error.errors(include_url=False)]
+        return problems
+
+    @property
+    def has_own_reward(self) -> bool:
+        """True for a built-in task that needs no `reward`."""
+        return self.name in _WITH_REWARD
 
     def typed_args(self) -> TaskArgs | None:
         """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
-        args = ARGS_OF_TASK.get(self.name)
-        return args.model_validate(self.args, by_alias=True, by_name=False) if args else None
+        task = TASKS.get(self.name)
+        return task.args.model_validate(self.args, by_alias=True, by_name=False) if task else None
 
 
 def _error_in_args(detail: ErrorDetails) -> InitErrorDetails:
-    return InitErrorDetails(
-        type=detail["type"], loc=("args", *detail["loc"]), input=detail["input"], ctx=detail.get("ctx", {})
-    )
+    kind, context = detail["type"], detail.get("ctx", {})
+    error = PydanticCustomError("conflict", "{message}", context) if kind == "conflict" else kind
+    return InitErrorDetails(type=error, loc=("args", *detail["loc"]), input=detail["input"], ctx=context)

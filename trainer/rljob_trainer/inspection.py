@@ -157,7 +157,7 @@ class Inspection:
         with self._check("the task", (*_TASK, "args")):
             rows = vocabulary_rows(directory)
             task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
-            for message in task.prompt_format.warnings():
+            for message in task.warnings():
                 self._find("warning", (*_TASK, "chatTemplate"), message)
             with self._check("the prompts", ("spec", "algorithm", "maxPromptTokens")):
                 task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
@@ -192,7 +192,8 @@ class Inspection:
         except RunError as error:
             self._failures.add(name)
             at: FieldPath = getattr(error, "field", None) or field
-            self._find("error", at, str(error).removeprefix(f"{'.'.join(map(str, at[1:]))}: "))
+            severity: Severity = "warning" if isinstance(error, HubUnreachable) else "error"
+            self._find(severity, at, str(error).removeprefix(f"{'.'.join(map(str, at[1:]))}: "))
 
     def _find(self, severity: Severity, field: FieldPath, message: str) -> None:
         if message in self._found:

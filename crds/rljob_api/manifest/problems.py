@@ -20,7 +20,7 @@ from rljob_api.manifest.option_names import normalized, option_advice
 from rljob_api.manifest.value_hints import hint
 from rljob_api.manifest.yaml_document import Document, Path
 from rljob_api.schemas import Schema, inlined_schema
-from rljob_api.task import ARGS_OF_TASK
+from rljob_api.task_args import TASKS
 
 # Error messages about fields of a manifest: the expected value, the value found, and the correction.
 
@@ -217,9 +217,9 @@ def _schema_for(data: Any) -> Schema:
     schema = inlined_schema(RLJob)
     spec = data.get("spec") if isinstance(data, dict) else None
     task = spec.get("task") if isinstance(spec, dict) else None
-    args = ARGS_OF_TASK.get(str(task.get("name"))) if isinstance(task, dict) else None
-    if args:
-        schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(args)
+    built_in = TASKS.get(str(task.get("name"))) if isinstance(task, dict) else None
+    if built_in:
+        schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(built_in.args)
     return schema
 
 

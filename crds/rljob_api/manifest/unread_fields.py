@@ -28,7 +28,8 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("model.uri model.dtype", "", _IN_FILE),
     ("model.cache", "rljob run ignores it: the environment variable HF_HOME names the cache", ""),
     ("task.name task.args task.reward task.answer task.systemPrompt task.promptTemplate", "", _IN_FILE),
-    ("task.chatTemplate task.overlongPrompts task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
+    ("task.chatTemplate task.chatTemplateArgs task.overlongPrompts", "", _IN_FILE),
+    ("task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
     ("task.files", "rljob run ignores it and looks next to the manifest", ""),
     ("algorithm.name algorithm.steps algorithm.promptsPerStep algorithm.groupSize algorithm.seed", "", _IN_FILE),
     ("algorithm.loss algorithm.advantage algorithm.maskTruncated algorithm.importanceSampling.level", "", _IN_FILE),
@@ -89,7 +90,7 @@ class _Ineffective(NamedTuple):
 
 
 def _has_reward_function(spec: RLJobSpec) -> bool:
-    return spec.task.reward is not None or spec.task.name not in ("digits", "reasoning-gym")
+    return spec.task.reward is not None or not spec.task.has_own_reward
 
 
 def _has_own_algorithm(spec: RLJobSpec) -> bool:
@@ -151,9 +152,14 @@ _INEFFECTIVE = (
         "has no effect: this task reads no file and no Python function",
     ),
     _Ineffective(
+        "task.chatTemplateArgs",
+        lambda spec, _: spec.task.chat_template == "Never",
+        "has no effect with chatTemplate: Never",
+    ),
+    _Ineffective(
         "model.cache",
-        lambda spec, _: not spec.model.uri.startswith("hf://") and not (spec.model.cache and spec.model.cache.compiled),
-        "has no effect: only hf:// models are downloaded",
+        lambda spec, _: not spec.uses_hub and not (spec.model.cache and spec.model.cache.compiled),
+        "has no effect: only hf:// models and data sets of the hub are downloaded",
     ),
     _Ineffective(
         "gang",

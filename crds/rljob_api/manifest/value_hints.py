@@ -11,6 +11,7 @@ from typing import Any
 
 from rljob_api.manifest.option_names import OPTION_VALUES, normalized
 from rljob_api.schemas import Schema
+from rljob_api.task_args import TASKS
 
 _AMOUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*$", re.IGNORECASE)
 _GROUPED = re.compile(r"^[-+]?\d{1,3}([ ,_']\d{3})+$")
@@ -173,7 +174,7 @@ def _string(schema: Schema, found: Any, written: str | None, directory: Path | N
     if not isinstance(found, str):
         return f'; write "{written}", with quotes' if written is not None else f'; write "{found}", with quotes'
     if "|reasoning-gym|" in pattern and ":" not in found:
-        close = difflib.get_close_matches(found.lower(), ["digits", "reasoning-gym", "jsonl"], n=1)
+        close = difflib.get_close_matches(found.lower(), TASKS, n=1)
         data_set = f"reasoning-gym and args: {{dataset: {found}}} for one of its data sets"
         return f"; did you mean {close[0]}?" if close else f"; write {data_set}, or {found}:FUNCTION"
     if _FUNCTION_PATTERN in pattern:

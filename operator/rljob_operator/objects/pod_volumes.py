@@ -77,7 +77,7 @@ def mounted_volumes(attempt: JobAttempt, role: Role) -> list[MountedVolume]:
     if attempt.spec.task.files is not None and (reads_files or not attempt.own_trainer):
         volumes.append(_task_files(attempt))
     cache = attempt.spec.model.cache
-    if cache is not None and (_has_model_cache(attempt) or (attempt.own_trainer and cache.compiled)):
+    if cache is not None and (_has_hub_cache(attempt) or (attempt.own_trainer and cache.compiled)):
         claim = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         volumes.append(MountedVolume("model-cache", claim, _CACHE_DIRECTORY, cache.path))
     return volumes
@@ -137,15 +137,17 @@ def _task_files(attempt: JobAttempt) -> MountedVolume:
 
 
 def _cache_variables(attempt: JobAttempt, role: Role) -> dict[str, str]:
-    """Return the directories of the cache of a model of the hub, and of the compiled code of RLJob's own trainer.
+    """Return the directories of the cache of models and data sets, and of the compiled code of RLJob's own trainer.
 
-    They are on the claim that the job names, else on the checkpoints' volume: the model in a directory whose name no
-    job can have, compiled code among the files of this job, which its pods trust anyway.
+    They are on the claim that the job names, else on the checkpoints' volume: those of the hub in a directory whose
+    name no job can have, compiled code among the files of this job, which its pods trust anyway.
     """
     spec, claim, variables = attempt.spec, attempt.spec.model.cache, {}
-    if _has_model_cache(attempt):
+    if _has_hub_cache(attempt):
         directory = f"{_CHECKPOINT_DIRECTORY}/.model-cache" if claim is None else _CACHE_DIRECTORY
         variables = {"RLJOB_CACHE_DIR": directory, "HF_HUB_CACHE": f"{directory}/huggingface"}
+        if spec.task.name == "dataset":
+            variables["HF_DATASETS_CACHE"] = f"{directory}/datasets"
     if attempt.own_trainer and role != "controller" and spec.policy.gpus_per_replica:
         if claim is not None and claim.compiled:
             variables["RLJOB_COMPILE_CACHE_DIR"] = f"{_CACHE_DIRECTORY}/compiled"
@@ -154,7 +156,6 @@ def _cache_variables(attempt: JobAttempt, role: Role) -> dict[str, str]:
     return variables
 
 
-def _has_model_cache(attempt: JobAttempt) -> bool:
+def _has_hub_cache(attempt: JobAttempt) -> bool:
     """Another trainer keeps its own cache unless the job names one."""
-    model = attempt.spec.model
-    return model.uri.startswith("hf://") and (attempt.own_trainer or model.cache is not None)
+    return attempt.spec.uses_hub and (attempt.own_trainer or attempt.spec.model.cache is not None)

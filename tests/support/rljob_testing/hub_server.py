@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one model, for tests: the parts of its HTTP interface that downloads use.
+"""A Hugging Face hub with one model or data set, for tests: the parts of its HTTP interface that downloads use.
 
     python hub_server.py DIRECTORY PORT
 
@@ -22,13 +22,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
+from urllib.parse import parse_qs
 
 REPOSITORY = "tests/tiny"
 COMMIT = "a" * 40
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves the files of `directory` as the repository `tests/tiny`."""
+    """Serves the files of `directory` as the repository `tests/tiny`, of a model and of a data set."""
 
     daemon_threads = True
 
@@ -39,13 +40,15 @@ class HubServer(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         delay_seconds: float = 0.0,
         broken: Container[str] = (),
+        token: str | None = None,
     ) -> None:
         """`delay_seconds`: of each download, so that concurrent ones meet. `broken`: files whose connection is reset in
-        their middle."""
+        their middle. `token`: the only one that may read the repository, which is gated; None: anyone may."""
         super().__init__((host, port), _Handler)
         self.directory = directory
         self.delay_seconds = delay_seconds
         self.broken = broken
+        self.token = token
         self.downloads: Counter[str] = Counter()
 
     @property
@@ -54,9 +57,11 @@ class HubServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def served_hub(directory: Path, *, delay_seconds: float = 0.0, broken: Container[str] = ()) -> Iterator[HubServer]:
+def served_hub(
+    directory: Path, *, delay_seconds: float = 0.0, broken: Container[str] = (), token: str | None = None
+) -> Iterator[HubServer]:
     """A hub that runs within the context, on a free port."""
-    with HubServer(directory, delay_seconds=delay_seconds, broken=broken) as server:
+    with HubServer(directory, delay_seconds=delay_seconds, broken=broken, token=token) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -72,17 +77,26 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].replace("/api/datasets/", "/api/models/").replace("/datasets/", "/")
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         files = {file.name: file for file in self.server.directory.iterdir() if file.is_file()}
+        entries = [
+            {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
+            for name, file in files.items()
+        ]
         if path == "/downloads":
             self._send(json.dumps(self.server.downloads).encode())
+        elif self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
+            self._send(b"{}", 401, {"X-Error-Code": "GatedRepo"})
+        elif path.startswith(f"/api/models/{REPOSITORY}/paths-info/"):
+            paths = parse_qs(sent).get("paths", [])
+            self._send(json.dumps([entry for entry in entries if entry["path"] in paths]).encode())
         elif path.startswith(f"/api/models/{REPOSITORY}/tree/"):
-            tree = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
-                for name, file in files.items()
-            ]
-            self._send(json.dumps(tree).encode())
+            self._send(json.dumps(entries).encode())
         elif path.startswith(f"/api/models/{REPOSITORY}"):
             siblings = [{"rfilename": name} for name in files]
             self._send(json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode())
@@ -108,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[: len(body) // 2] if breaks else body)
             if breaks:  # closed without a lingering time, a connection is reset
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

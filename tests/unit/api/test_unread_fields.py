@@ -80,6 +80,10 @@ def test_every_field_of_the_spec_is_in_the_table_once() -> None:
             "task.files: note: rljob run ignores it and looks next to the manifest",
         ),
         (
+            "task: {name: digits, chatTemplate: Never, chatTemplateArgs: {a: 1}}",
+            "task.chatTemplateArgs: warning: has no effect with chatTemplate: Never",
+        ),
+        (
             "model: {uri: 'pvc://a/b', cache: {persistentVolumeClaim: c}}",
             "model.cache: warning: has no effect: only hf://",
         ),

@@ -13,7 +13,7 @@ from rljob_api.manifest import Problem
 from rljob_api.manifest.option_names import OPTION_NAMES, OPTION_VALUES, normalized
 from rljob_api.manifest.problems import schema_at
 from rljob_api.schemas import Schema, inlined_schema
-from rljob_api.task import JsonlArgs
+from rljob_api.task_args import DatasetArgs
 
 ProblemsOf = Callable[[str], list[Problem]]
 REQUIRED = {"model": "{uri: 'hf://a/b'}", "task": "{name: digits}", "algorithm": "{steps: 1}"}
@@ -55,9 +55,33 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("controller: here", "controller: expected an object with the fields requireGpuFreeNode, template, found"),
         ("trainer: {image: mine, args: [--fast, 3]}", "args[1]: expected a string of at most 4096 characters, found 3"),
         ("model: {uri: ./smollm2}", "expected a URI that begins with oci://, hf://, pvc://, file:// or random://"),
-        ("task: {name: digit}", "expected digits, reasoning-gym, jsonl, or a Python function as module:function"),
+        (
+            "task: {name: digit}",
+            "expected digits, reasoning-gym, jsonl, dataset, or a Python function as module:function",
+        ),
         ("task: {name: jsonl, args: {path: a}}", "task.reward: required for this"),
-        ("task: {name: reasoning-gym}", "task.args.dataset: required: Name of a reasoning-gym data set"),
+        ("task: {name: reasoning-gym}", "task.args.dataset: write the name of one reasoning-gym data set here, or"),
+        (
+            "task: {name: reasoning-gym, args: {dataset: chain_sum, datasets: [{dataset: chain_sum}]}}",
+            "task.args.dataset: write the name of one reasoning-gym data set here, or several",
+        ),
+        (
+            "task: {name: reasoning-gym, args: {datasets: [{dataset: chain_sum, weight: 0}]}}",
+            "task.args.datasets[0].weight: expected a number above 0",
+        ),
+        ("task: {name: reasoning-gym, args: {datasets: [{weight: 1}]}}", "datasets[0].dataset: required: Name of a"),
+        (
+            "task: {name: dataset, reward: 'r:f', args: {path: parquet}}",
+            "task.args.dataFiles: required for this path, which is a format",
+        ),
+        (
+            "task: {name: dataset, reward: 'r:f', args: {path: a/b, split: 3}}",
+            'at least 1 and at most 1024 characters, found 3; write "3", with quotes',
+        ),
+        (
+            "task: {name: digits, chatTemplateArgs: {tokenize: true}}",
+            "task.chatTemplateArgs.tokenize: RLJob sets it itself: remove it",
+        ),
         (
             "task: {name: digits, args: {size: 3}}",
             "args.size: unknown field: remove it, since no fields are allowed here",
@@ -148,7 +172,14 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("memory: {optimizerOffload: 0.5}", "write 50%"),
         ("memory: {optimizerOffload: 30}", "write 30%"),
         ("memory: {optimizerOffload: false}", "write Disabled"),
-        ("task: {name: gsm8k}", "write jsonl with args: {path: FILE}"),
+        ("task: {name: gsm8k}", "write dataset with args: {path: openai/gsm8k, name: main, promptField: question}"),
+        ("task: {name: csv}", "write dataset with args: {path: FILE}"),
+        ("task: {name: digits, chat_template_kwargs: {a: 1}}", "did you mean chatTemplateArgs?"),
+        (
+            "task: {name: digits, enable_thinking: false}",
+            "did you mean chatTemplateArgs? (as {enable_thinking: false})",
+        ),
+        ("task: {name: digits, split: test}", "spec.task.args.split (with task.name: dataset)"),
         ("task: {name: digits, promptTemplate: {question}}", '"{question}"'),
         ("task: {name: digits, systemPrompt: 3}", 'write "3", with quotes'),
         ("env: [{name: A, value: 1}]", 'write "1", with quotes'),
@@ -245,7 +276,7 @@ def test_a_pattern_with_a_backspace_is_explained(problems_of: ProblemsOf) -> Non
 
 def test_every_translation_is_a_field() -> None:
     schema: Schema = inlined_schema(RLJob)
-    schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(JsonlArgs)
+    schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(DatasetArgs)
     for advice, names in OPTION_NAMES.items():
         path = tuple(advice.partition(" ")[0].split("."))
         if path[0] in ("spec", "metadata"):

@@ -24,7 +24,7 @@ from rljob_client.model_files import weight_shapes
 from rljob_memory.model_shape import shape_in_uri
 from rljob_testing.hub_server import REPOSITORY, HubServer, served_hub
 from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions, validate_checkpoint
-from rljob_trainer.models.hub import HubUnreachable, _may_pass, resolve_description
+from rljob_trainer.models.hub import HubUnreachable, may_pass, resolve_description
 from rljob_trainer.models.resolve import resolve_model
 
 
@@ -246,7 +246,7 @@ def test_only_failures_of_hub_and_network_may_pass() -> None:
         response = SimpleNamespace(status_code=status, headers={}, request=None)
         return HfHubHTTPError("refused", response=response)  # type: ignore[arg-type]
 
-    assert all(_may_pass(refused(status)) for status in (408, 429, 500, 503))
-    assert not any(_may_pass(refused(status)) for status in (400, 401, 403))
-    assert _may_pass(ConnectionError("reset by peer"))
-    assert not _may_pass(OSError(errno.ENOSPC, "No space left on device"))
+    assert all(may_pass(refused(status)) for status in (408, 429, 500, 503))
+    assert not any(may_pass(refused(status)) for status in (400, 401, 403))
+    assert may_pass(ConnectionError("reset by peer"))
+    assert not may_pass(OSError(errno.ENOSPC, "No space left on device"))

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.task import JsonlArgs, ReasoningGymArgs
+from rljob_api.task_args import JsonlArgs, ReasoningGymArgs
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.jsonl import read_items
+from rljob_trainer.tasks import jsonl
+from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.python_functions import call_for_items
 from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems
-from rljob_trainer.tasks.task import prompts_of_step
+from rljob_trainer.tasks.task import Item, prompts_of_step
 
 sizes = st.integers(1, 50)
 counts = st.integers(1, 120)
@@ -70,6 +71,11 @@ def test_a_huge_source_is_permuted_without_a_list_of_its_items(monkeypatch: pyte
 
 # --- data ---
 
+
+def read(args: JsonlArgs, directory: Path) -> list[Item]:
+    return jsonl.items(args, TaskContext(directory))
+
+
 PROMPT = b'{"prompt": "a"}\n'
 
 
@@ -96,7 +102,7 @@ def field(value: bytes) -> bytes:
         ('{"prompt": "a"}'.encode("utf-16-le"), "line 1: .* found a zero byte; save the file as UTF-8"),
         ('{"prompt": "é"}'.encode("utf-16-be"), "line 1: .* found zero bytes, as in UTF-16 text .*; save the file"),
         (gzip.compress(PROMPT, mtime=0), "found a gzip file; unpack it with gunzip"),
-        (b"PAR1\x15\x04", "found a Parquet file; export it as JSON Lines"),
+        (b"PAR1\x15\x04", "found a Parquet file; write task.name: dataset"),
         (b"PK\x03\x04", "found a zip archive or a spreadsheet"),
         (b"version https://git-lfs.github.com/spec/v1\n", "found a pointer of Git LFS"),
         (b'[{"prompt": "a"},\n {"prompt": "b"}]', r"one JSON list as the whole file; .* jq -c '\.\[\]'"),
@@ -105,31 +111,70 @@ def field(value: bytes) -> bytes:
         (b"prompt,answer\na,b\n", "line 1: expected one JSON object, .*; the line begins with 'prompt,answer'"),
         (PROMPT + b"null", "line 2: expected a JSON object, found null"),
         (PROMPT + b'"b"', "line 2: expected a JSON object, found text"),
-        (b'{"prompt": 7}', "line 1: expected the prompt as text in the field 'prompt', found int"),
+        (
+            b'{"prompt": 7}',
+            "line 1: expected the prompt as text or as a list of messages in the field 'prompt', found int",
+        ),
         (
             b'{"question": "a", "answer": "b"}',
             "found none in the fields question, answer; write args.promptField: question",
         ),
         (b'{"q": "a"}', "found none in the fields q; name the field with the prompt in args.promptField"),
         (b"{}", "found none in an object without fields"),
-        (b'{"messages": [{"role": "user", "content": "a"}]}', "conversations are not supported yet: write the text"),
-        (b'{"prompt": [{"role": "user", "content": "a"}]}', r"found list .*conversations are not supported yet"),
-        (b'{"conversations": [{"from": "human", "value": "a"}]}', "conversations are not supported yet"),
+        (b'{"prompt": ["a"]}', r"found list .*; write text, or messages such as \[\{"),
+        (b'{"prompt": []}', "found list"),
+        (b'{"dialog": [{"role": "user", "content": "a"}]}', "name the field with the prompt in args.promptField"),
+        (
+            b'{"conversations": [{"from": "human", "value": "a"}]}',
+            "found none in the fields conversations; write args.promptField: conversations",
+        ),
+        (b'{"prompt": [{"from": "human", "value": "a"}]}', "write role in place of from .user for human, .* of value"),
+        (
+            b'{"prompt": [{"role": "human", "content": "a"}]}',
+            r"expected a role in prompt\[0\] \(system, developer, user, assistant, tool\), found 'human'",
+        ),
+        (b'{"messages": [{"content": "a"}]}', r"expected a role in messages\[0\] .*, found None"),
+        (
+            b'{"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]}',
+            r"expected text as content in prompt\[1\], found list .*images, audio and calls of tools are not supported",
+        ),
+        (b'{"prompt": [{"role": "user", "content": null}]}', r"as content in prompt\[0\], found NoneType"),
+        (b'{"prompt": [{"role": "user", "content": "\\ud83d"}]}', r"in the field 'prompt\[0\].content', found half of"),
+        (
+            b'{"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}',
+            "ends with a message of the user, assistant or tool, found one of the system; end it with the user's",
+        ),
     ],
 )
 def test_an_unusable_file_is_refused_with_line_cause_and_remedy(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes(content)
     with pytest.raises(BadInput, match=message) as raised:
-        read_items(JsonlArgs(path="data.jsonl"), tmp_path)
+        read(JsonlArgs(path="data.jsonl"), tmp_path)
     assert str(raised.value).startswith(f"{tmp_path / 'data.jsonl'}")
+
+
+def test_prompts_may_be_conversations(tmp_path: Path) -> None:
+    user, reply = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+    lines = [{"prompt": [user]}, {"messages": [user, reply, user | {"name": None}]}, {"prompt": "1+1", "messages": []}]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = read(JsonlArgs(path="data.jsonl"), tmp_path)
+    assert [item.question for item in found] == [[user], [user, reply, user], "1+1"]
+    assert found[1].record == lines[1], "the reward receives the line as it is"
+
+
+def test_an_answer_may_be_within_an_object(tmp_path: Path) -> None:
+    lines = [{"prompt": "a", "reward_model": {"ground_truth": "4"}}, {"prompt": "b", "reward_model": "none"}]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = read(JsonlArgs(path="data.jsonl", answer_field="reward_model.ground_truth"), tmp_path)
+    assert [item.record.get("answer") for item in found] == ["4", None]
 
 
 def test_a_named_answer_field_that_no_line_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes(b'{"prompt": "a", "solution": "b"}\n{"prompt": "c"}\n')
-    items = read_items(JsonlArgs(path="data.jsonl", answer_field="solution"), tmp_path)
+    items = read(JsonlArgs(path="data.jsonl", answer_field="solution"), tmp_path)
     assert [item.record.get("answer") for item in items] == ["b", None]
     with pytest.raises(BadInput, match=r"'label' \(args\.answerField\) .*found none in any line, but 'prompt'"):
-        read_items(JsonlArgs(path="data.jsonl", answer_field="label"), tmp_path)
+        read(JsonlArgs(path="data.jsonl", answer_field="label"), tmp_path)
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
@@ -137,7 +182,7 @@ def test_a_line_separator_within_a_string_does_not_end_the_line(separator: str, 
     prompt = f"Given f(x){separator}find x"
     text = json.dumps({"prompt": prompt}, ensure_ascii=False)
     (tmp_path / "prompts.jsonl").write_text(f"{text}\r\n{text}\n", encoding="utf-8", newline="")
-    items = read_items(JsonlArgs(path="prompts.jsonl"), tmp_path)
+    items = read(JsonlArgs(path="prompts.jsonl"), tmp_path)
     assert [item.question for item in items] == [prompt, prompt]
 
 
@@ -146,7 +191,7 @@ def test_a_line_separator_within_a_string_does_not_end_the_line(separator: str, 
 )
 def test_a_byte_order_mark_and_other_line_ends_are_read(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes(content)
-    assert [item.question for item in read_items(JsonlArgs(path="data.jsonl"), tmp_path)] == ["a"]
+    assert [item.question for item in read(JsonlArgs(path="data.jsonl"), tmp_path)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +213,7 @@ def test_a_path_without_a_readable_file_is_refused(path: str, message: str, tmp_
     (tmp_path / "data.jsonl").write_bytes(PROMPT)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(BadInput, match=f"^task.args.path: .*{message}"):
-        read_items(JsonlArgs(path=path), tmp_path)
+        read(JsonlArgs(path=path), tmp_path)
 
 
 FUNCTIONS = """
@@ -218,18 +263,18 @@ def functions(tmp_path: Path) -> Iterator[Path]:
         ("return 'prompts'", "expected a list of items .*, found str; return a list of dicts"),
         ("return {'prompt': 'a'}", "expected a list of items .*, found dict"),
         ("stream", "expected a list of items .*, found async_generator"),
-        ("return [{'prompt': 'a'}, 7]", "expected item 1 of .* to be a dict with a string 'prompt', found 7"),
+        ("return [{'prompt': 'a'}, 7]", "expected item 1 of .* to be a dict with a 'prompt', found 7"),
         (
             r"return [{'prompt': 'a'}, {'prompt': '\ud83d'}]",
             "item 1 of .*: expected text in the field 'prompt', found half of a character",
         ),
         (
             "return [{'question': 'a', 'answer': 'b'}]",
-            "item 0 of .*found none in the fields question, answer; return the text under the key 'prompt'",
+            "item 0 of .*found none in the fields question, answer; return the prompt under the key 'prompt'",
         ),
         (
-            "return [{'prompt': [{'role': 'user', 'content': 'a'}]}]",
-            "item 0 of .*conversations are not supported yet",
+            "return [{'prompt': [{'role': 'me', 'content': 'a'}]}]",
+            "item 0 of .*: expected a role in prompt.0. .*, found 'me'",
         ),
         (
             "return [{'prompt': 'a'}, {'prompt': 'b', 'check': lambda answer: True}]",
@@ -251,6 +296,13 @@ def test_unusable_items_of_a_function_are_refused_with_their_number(
     (functions / "unusable_items.py").write_text(FUNCTIONS.replace("BODY", function), encoding="utf-8")
     with pytest.raises(BadInput, match=message):
         call_for_items(f"unusable_items:{'items' if ' ' in function else function}", {}, functions)
+
+
+def test_a_function_may_return_conversations(functions: Path) -> None:
+    text = FUNCTIONS.replace("BODY", "return [{'messages': [{'role': 'user', 'content': 'a'}]}]")
+    (functions / "unusable_items.py").write_text(text, encoding="utf-8")
+    [item] = call_for_items("unusable_items:items", {}, functions)
+    assert item.question == [{"role": "user", "content": "a"}]
 
 
 def test_a_function_of_items_may_be_async(functions: Path) -> None:

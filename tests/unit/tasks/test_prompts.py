@@ -13,10 +13,12 @@ from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
+from rljob_trainer.tasks.item_fields import Conversation
 from rljob_trainer.tasks.prompt_check import check_prompts
+from rljob_trainer.tasks.prompt_format import PromptFormat
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.step_rewards import try_out
-from rljob_trainer.tasks.task import Item, PromptFormat, Task
+from rljob_trainer.tasks.task import Item, Task
 
 
 def test_a_question_takes_its_place_in_the_template_unchanged(tokenizer: Any) -> None:
@@ -40,6 +42,72 @@ def test_settings_that_contradict_the_tokenizer_are_refused(tokenizer: Any, chat
             PromptFormat(tokenizer, **settings)
     with pytest.raises(BadInput, match=r"task\.systemPrompt: expected task\.chatTemplate: Auto or Always, found Never"):
         PromptFormat(chat_tokenizer, system_prompt="be brief", chat_template="Never")
+
+
+def says(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("conversation", "expected"),
+    [
+        ([says("user", "2?")], "<bos>system: be brief<bos>user: say 2?<bos>"),
+        ([says("system", "be long"), says("user", "2?")], "<bos>system: be long<bos>user: say 2?<bos>"),
+        (
+            [says("user", "1?"), says("assistant", "1"), says("user", "2?")],
+            "<bos>system: be brief<bos>user: 1?<bos>assistant: 1<bos>user: say 2?<bos>",
+        ),
+        (
+            [says("user", "2?"), says("assistant", "it is ")],
+            "<bos>system: be brief<bos>user: say 2?<bos>assistant: it is ",
+        ),
+        ([says("user", "2?"), says("tool", "2")], "<bos>system: be brief<bos>user: say 2?<bos>tool: 2<bos>"),
+    ],
+)
+def test_a_conversation_goes_through_the_chat_template(
+    chat_tokenizer: Any, conversation: Conversation, expected: str
+) -> None:
+    """A system message of its own stays, the template is for the last question, and an open answer is continued."""
+    before = copy.deepcopy(conversation)
+    prompts = PromptFormat(chat_tokenizer, template="say {question}", system_prompt="be brief")
+    text, token_ids = prompts.tokens(conversation)
+    assert text == expected == chat_tokenizer.decode(token_ids)
+    assert conversation == before
+
+
+def test_a_conversation_needs_a_chat_template_that_shows_it(tokenizer: Any, chat_tokenizer: Any) -> None:
+    question = [says("system", "be brief"), says("user", "2?")]
+    with pytest.raises(
+        BadInput, match=r"chat template for the prompt, which is a conversation, found none; use a model"
+    ):
+        PromptFormat(tokenizer).tokens(question)
+    with pytest.raises(BadInput, match=r"which is a conversation, found task\.chatTemplate: Never"):
+        PromptFormat(chat_tokenizer, chat_template="Never").tokens(question)
+    with pytest.raises(BadInput, match=r"a message of the user for task\.promptTemplate, found none"):
+        PromptFormat(chat_tokenizer, template="say {question}").tokens([says("assistant", "a")])
+    chat_tokenizer.chat_template = USER_ONLY
+    with pytest.raises(BadInput, match=r"found one of the system left out \('be brief'\)"):
+        PromptFormat(chat_tokenizer).tokens(question)
+    chat_tokenizer.chat_template = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
+    with pytest.raises(BadInput, match="the final message does not appear in the chat"):
+        PromptFormat(chat_tokenizer).tokens([says("user", "2?"), says("assistant", "it is ")])
+
+
+def test_arguments_reach_the_chat_template(tokenizer: Any, chat_tokenizer: Any) -> None:
+    chat_tokenizer.chat_template = USER_ONLY + "{% if thinking is defined and not thinking %} no{% endif %}"
+    without, unread = ({name: False} for name in ("thinking", "thinkin"))
+    assert PromptFormat(chat_tokenizer).tokens("2?")[0] == "2?"
+    prompts = PromptFormat(chat_tokenizer, chat_template_args=without)
+    assert prompts.tokens("2?")[0] == prompts.tokens([says("user", "2?")])[0] == "2? no"
+    assert prompts.warnings() == []
+    [warning] = PromptFormat(chat_tokenizer, chat_template_args=unread).warnings()
+    assert "does not read thinkin (task.chatTemplateArgs)" in warning
+    with pytest.raises(
+        BadInput, match=r"task\.chatTemplateArgs: expected a tokenizer with a chat template, found none"
+    ):
+        PromptFormat(tokenizer, chat_template_args=without)
+    with pytest.raises(BadInput, match="multiple values for keyword argument 'messages'"):
+        PromptFormat(chat_tokenizer, chat_template_args={"messages": []})
 
 
 def with_post_processor(tokenizer: Any, single: str) -> Any:
@@ -221,6 +289,16 @@ def test_the_check_of_a_slow_source_ends_in_time(tokenizer: Any) -> None:
     with pytest.raises(BadInput, match=r"found 8 in prompt 1 .*write algorithm\.maxPromptTokens: 8 or more"):
         checked.task.prompt(1)
     assert check_prompts(task, "Skip", ignore, most_seconds=0.0).checked == 2, "all attempts must skip the same prompts"
+
+
+def test_a_conversation_that_ends_with_an_answer_is_warned_about(chat_tokenizer: Any) -> None:
+    def warnings(*conversation: dict[str, str]) -> list[str]:
+        items = [Item(list(conversation), {})]
+        return Task("sums", items, NoReward(), PromptFormat(chat_tokenizer), 99, seed=0).warnings()
+
+    assert warnings(says("user", "1+1")) == []
+    [warning] = warnings(says("user", "1+1"), says("assistant", "2"))
+    assert "conversation in prompt 0 of the task sums ends with a message of the assistant" in warning
 
 
 def test_a_long_check_shows_its_progress(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

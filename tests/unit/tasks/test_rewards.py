@@ -13,12 +13,13 @@ import pytest
 from rljob_api.task import AnswerSpec, TaskSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.tasks.prompt_format import PromptFormat
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.rewards import extract_answer, response_with
 from rljob_trainer.tasks.scoring import RewardFailure, ScoringHere, compute_reward
 from rljob_trainer.tasks.step_rewards import step_rewards, try_out
-from rljob_trainer.tasks.task import Item, PromptFormat, Task
+from rljob_trainer.tasks.task import Item, Task
 
 REWARDS = """
 import asyncio, decimal, sys

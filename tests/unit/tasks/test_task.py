@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from rljob_api.task import TaskSpec
+from rljob_api.task_args import TASKS
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.built_in import task_module
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.step_rewards import step_rewards
 from rljob_trainer.tasks.task import Task
@@ -88,6 +90,49 @@ def test_an_unknown_data_set_or_setting_of_reasoning_gym_is_named(
         task_of({"name": "reasoning-gym", "args": args}, tokenizer, directory)
 
 
+MIXTURE = {
+    "size": 200,
+    "datasets": [
+        {"dataset": "chain_sum", "weight": 3, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        {"dataset": "gcd"},
+    ],
+}
+
+
+def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(chat_tokenizer: Any, directory: Path) -> None:
+    spec = {"name": "reasoning-gym", "args": MIXTURE, "answer": {"pattern": r"(-?\d+)"}}
+    task, again = (task_of(spec, chat_tokenizer, directory) for _ in range(2))
+    assert task.prompts(2, 20) == again.prompts(2, 20), "the items are the same in every attempt"
+    source = [item.record["metadata"]["source_dataset"] for item in map(task.items.__getitem__, range(200))]
+    assert 120 <= source.count("chain_sum") <= 180
+    assert source.count("chain_sum") + source.count("gcd") == 200
+    for name in ("chain_sum", "gcd"):
+        prompt = task.items[source.index(name)]
+        answer = int(prompt.record["answer"])
+        drawn = Prompt(0, [1], "", prompt.record)
+        assert score(task, drawn, f"It is {answer}.") == 1.0
+        assert score(task, drawn, f"It is {answer + 1}.") < 0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"datasets": [{"dataset": "chain_sums"}]}, "no data set 'chain_sums': did you mean chain_sum"),
+        ({"datasets": [{"dataset": "chain_sum", "min_term": 3}]}, "chain_sum has no argument 'min_term': did you mean"),
+        ({"datasets": [{"dataset": "chain_sum", "size": 3}]}, "chain_sum has no argument 'size'"),
+        (
+            {"datasets": [{"dataset": "chain_sum"}], "min_terms": 3},
+            "composite has no argument 'min_terms': it has seed",
+        ),
+        ({"datasets": [{"dataset": "chain_sum"}, {"dataset": "chain_sum"}]}, "Duplicate dataset names"),
+        ({"datasets": [{"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}]}, "max_terms"),
+    ],
+)
+def test_an_unusable_mixture_is_refused(tokenizer: Any, directory: Path, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        task_of({"name": "reasoning-gym", "args": args}, tokenizer, directory)
+
+
 def test_prompts_and_records_come_from_the_lines_of_a_file(tokenizer: Any, directory: Path) -> None:
     lines = [{"q": "two", "a": "2", "level": 1}, {"q": "three", "a": "3"}]
     (directory / "items.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
@@ -109,6 +154,13 @@ def test_a_function_gives_the_items(tokenizer: Any, directory: Path) -> None:
         task_of(spec | {"args": {"count": 0}}, tokenizer, directory)
 
 
-def test_tasks_run_without_torch() -> None:
-    check = "import sys, rljob_trainer.tasks.build; sys.exit('torch' in sys.modules)"
+def test_tasks_run_without_torch_and_import_a_data_library_only_if_needed() -> None:
+    check = "import sys, rljob_trainer.tasks.build; sys.exit(bool({'torch', 'datasets'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_module_of_a_task_has_what_its_entry_promises(name: str) -> None:
+    module = task_module(name)
+    assert callable(module.items)
+    assert hasattr(module, "reward") == TASKS[name].has_reward

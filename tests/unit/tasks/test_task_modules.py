@@ -47,7 +47,7 @@ def reward(answer, record):
 def test_unrelated_files_shadow_neither_libraries_nor_the_standard_library(tmp_path: Path) -> None:
     names = ("numbers", "token", "types", "logging", "secrets", "queue", "yaml", "numpy", "datasets")
     write(tmp_path, **dict.fromkeys(names, BROKEN))
-    (tmp_path / "wandb").mkdir()
+    (tmp_path / "clearml").mkdir()
     write(tmp_path, helper_of_task="ONE = 1\n", later_of_task="ONE = 1\n", rewards_of_task=REWARD)
     program = (
         "import sys; from pathlib import Path\n"
@@ -55,7 +55,7 @@ def test_unrelated_files_shadow_neither_libraries_nor_the_standard_library(tmp_p
         f"reward = load_function('rewards_of_task:reward', Path({str(tmp_path)!r}))\n"
         "assert reward('', {}) == 2\n"
         "import secrets, queue, token, importlib.util\n"
-        "assert importlib.util.find_spec('wandb') is None, 'a folder of data is no package'\n"
+        "assert importlib.util.find_spec('clearml') is None, 'a folder of data is no package'\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

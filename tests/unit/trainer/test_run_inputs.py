@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 
 from rljob_api.task import TaskSpec
 from rljob_trainer.runtime.run_inputs import changed_inputs, data_digest, model_digests, run_inputs
+from rljob_trainer.tasks.prompt_format import PromptFormat
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.task import Item, PromptFormat, Task
+from rljob_trainer.tasks.task import Item, Task
 
 
 class PlainTokenizer:

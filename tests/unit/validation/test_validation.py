@@ -261,6 +261,15 @@ def test_a_hub_model_is_checked_without_its_weights(
     assert f"{manifest}:7: warning: spec.model.uri: model and prompt lengths are not checked" in unreachable.stderr
 
 
+def test_a_data_set_of_an_unreachable_hub_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    jsonl, of_the_hub = "name: jsonl\n    args: {path: prompts.jsonl}", "name: dataset\n    args: {path: tests/tiny}"
+    manifest = change(folder, jsonl, of_the_hub)
+    result = validate(manifest)
+    assert result.exit_code == 0, result.stderr
+    assert f"{manifest}:10: warning: spec.task.args: there is no file or directory" in result.stderr
+
+
 def test_each_document_of_a_file_is_checked(folder: Path) -> None:
     text = f"{CONFIG_MAP}---\n{JOB}---\n{JOB.replace('steps: 3', 'steps: many')}"
     (folder / "job.yaml").write_text(text)

@@ -24,11 +24,12 @@ CACHE_VARIABLE = "RLJOB_CACHE_DIR"
 _LEFTOVER_SECONDS = 3600.0
 """A partial file that has not been written to for so long belongs to no running download."""
 
-_TOKEN = "HF_TOKEN (in pods by spec.env)"
+TOKEN = "HF_TOKEN (in pods by spec.env)"
 
 
 class HubUnreachable(RunError):
-    """The model is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may help."""
+    """A model or data set is not in the cache, and the hub does not answer. Nothing is wrong with the job: a retry may
+    help."""
 
 
 def resolve(location: str, accept: Callable[[Path], None]) -> Path:
@@ -91,11 +92,11 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
         )
     except GatedRepoError as error:
         raise BadInput(
-            f"hf://{location} is gated: accept its terms on its page and set {_TOKEN} ({_first_line(error)})"
+            f"hf://{location} is gated: accept its terms on its page and set {TOKEN} ({_first_line(error)})"
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise BadInput(
-            f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set {_TOKEN}"
+            f"the hub has no model hf://{location}, or it is private: check the name and the revision, or set {TOKEN}"
         ) from error
     except HFValidationError as error:
         raise BadInput(f"expected a model of the hub as hf://org/name, found hf://{location} ({error})") from error
@@ -105,7 +106,7 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
             f"HF_HUB_OFFLINE, or download the model in advance ({_first_line(error)})"
         ) from error
     except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: any failure of hf_xet
-        if _may_pass(error):
+        if may_pass(error):
             raise HubUnreachable(
                 f"the download of hf://{location} failed ({_first_line(error)}); a retry continues it. If it fails "
                 "again, check the network, or download the model in advance"
@@ -116,7 +117,7 @@ def _download(location: str, files: list[str], *, local_files_only: bool = False
         raise BadInput(f"cannot fetch hf://{location}: {_first_line(error)}{advice}") from error
 
 
-def _may_pass(error: Exception) -> bool:
+def may_pass(error: Exception) -> bool:
     """True for an overloaded or failing hub, and for a lost connection; False for refusals and for local files."""
     response = getattr(error, "response", None)
     if response is not None:

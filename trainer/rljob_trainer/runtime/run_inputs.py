@@ -48,7 +48,7 @@ RunInputs = dict[str, dict[str, Any]]
 _SYNTAX = "reward syntax"
 
 _COMPUTED_ITEMS = 100
-"""Items that are compared of a source that computes them on access."""
+"""Items that are compared of a source that computes them on access, unless it names others."""
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
@@ -137,7 +137,7 @@ def checked_prompts(spec: RLJobSpec, task: Task, display: RunDisplay, *, may_ski
             f"{spec.algorithm.max_prompt_tokens} tokens (algorithm.maxPromptTokens); "
             f"the longest has {checked.longest_tokens}"
         )
-    for message in task.prompt_format.warnings():
+    for message in task.warnings():
         display.warning(message)
     log.info(
         "prompts checked",
@@ -185,9 +185,9 @@ def run_inputs(
 
 def data_digest(items: ItemSource) -> dict[str, Any]:
     """Number of items, and SHA-256 of questions and records. Values without a form in JSON count by their type."""
-    count = len(items) if isinstance(items, list) else min(len(items), _COMPUTED_ITEMS)
+    most = len(items) if isinstance(items, list) else min(len(items), _COMPUTED_ITEMS)
     digest = hashlib.sha256()
-    for index in range(count):
+    for index in getattr(items, "compared", range(most)):
         item = items[index]
         digest.update(_text(item).encode() + b"\n")
     return {"items": len(items), "sha256": digest.hexdigest()}

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rljob_api.task import JsonlArgs, ReasoningGymArgs, TaskSpec
-from rljob_trainer.tasks.digits import Digits
-from rljob_trainer.tasks.jsonl import read_items
+from rljob_api.task import TaskSpec
+from rljob_trainer.tasks.built_in import TaskContext, task_module
+from rljob_trainer.tasks.prompt_format import PromptFormat
 from rljob_trainer.tasks.python_functions import call_for_items
-from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.task import ItemSource, PromptFormat, Task
+from rljob_trainer.tasks.task import ItemSource, Task
 
 
 def build_task(
@@ -32,7 +31,14 @@ def build_task(
         name=spec.name,
         items=build_items(spec, tokenizer, manifest_directory, seed),
         reward=RewardSource(spec, manifest_directory, seed).load(),
-        prompt_format=PromptFormat(tokenizer, spec.prompt_template, spec.system_prompt, spec.chat_template, vocabulary),
+        prompt_format=PromptFormat(
+            tokenizer,
+            spec.prompt_template,
+            spec.system_prompt,
+            spec.chat_template,
+            spec.chat_template_args,
+            vocabulary,
+        ),
         max_prompt_tokens=max_prompt_tokens,
         seed=seed,
     )
@@ -41,10 +47,7 @@ def build_task(
 def build_items(spec: TaskSpec, tokenizer: Any, manifest_directory: Path, seed: int) -> ItemSource:
     """The items of the task. Only digits needs the tokenizer. Raises `BadInput`."""
     args = spec.typed_args()
-    if spec.name == "digits":
-        return Digits(tokenizer)
-    if isinstance(args, ReasoningGymArgs):
-        return ReasoningGymItems(args, seed)
-    if isinstance(args, JsonlArgs):
-        return read_items(args, manifest_directory)
-    return call_for_items(spec.name, spec.args, manifest_directory)
+    if args is None:
+        return call_for_items(spec.name, spec.args, manifest_directory)
+    items: ItemSource = task_module(spec.name).items(args, TaskContext(manifest_directory, seed, tokenizer))
+    return items

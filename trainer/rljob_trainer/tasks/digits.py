@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.task import AnswerSpec
+from rljob_api.task_args import DigitsArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Completion
+from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.task import Item
 
 
@@ -36,6 +39,16 @@ class ShareOfDigit:
         if not completion.token_ids:
             return 0.0
         return list(completion.token_ids).count(record["token_id"]) / len(completion.token_ids)
+
+
+def items(_args: DigitsArgs, context: TaskContext) -> Digits:
+    """The ten prompts, which need the tokenizer."""
+    return Digits(context.tokenizer)
+
+
+def reward(_args: DigitsArgs, _answer: AnswerSpec | None, _context: TaskContext) -> ShareOfDigit:
+    """The share of the tokens that are the digit."""
+    return ShareOfDigit()
 
 
 def _only_token(tokenizer: Any, text: str) -> int:

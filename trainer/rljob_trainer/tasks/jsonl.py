@@ -8,9 +8,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from rljob_api.task import JsonlArgs
+from rljob_api.task_args import JsonlArgs
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.item_fields import question_of, require_storable
+from rljob_trainer.tasks.built_in import TaskContext
+from rljob_trainer.tasks.item_fields import answer_of, question_of, require_storable
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import short_repr
 
@@ -21,11 +22,12 @@ _MOST_LEVELS = 100
 _ANSWER = JsonlArgs.model_fields["answer_field"].default
 
 _EXPORT = "export it as JSON Lines, for example with pandas.DataFrame.to_json(orient='records', lines=True)"
+_DATASET = "write task.name: dataset"
 _UTF_16 = "save the file as UTF-8"
 
 _OTHER_FORMATS = (
-    (b"PAR1", "a Parquet file", _EXPORT),
-    (b"ARROW1", "an Arrow file", _EXPORT),
+    (b"PAR1", "a Parquet file", _DATASET),
+    (b"ARROW1", "an Arrow file", _DATASET),
     (b"SQLite format 3", "an SQLite database", _EXPORT),
     (b"PK\x03\x04", "a zip archive or a spreadsheet", f"unpack it, or {_EXPORT}"),
     (b"\x1f\x8b", "a gzip file", "unpack it with gunzip"),
@@ -39,31 +41,32 @@ _OTHER_FORMATS = (
 """First bytes, name and advice of files that are mistaken for JSON Lines."""
 
 
-def read_items(args: JsonlArgs, manifest_directory: Path) -> list[Item]:
+def items(args: JsonlArgs, context: TaskContext) -> list[Item]:
     """All items of the file. A record is the object of the line, with the answer field, if any, as `answer`.
 
     The file is UTF-8, with or without a byte order mark. Skips empty lines. Raises `BadInput`, with the line number,
     for a line that is not a JSON object with a prompt.
     """
-    file = manifest_directory / args.path
+    file = context.directory / args.path
     data = _content(file).removeprefix(b"\xef\xbb\xbf")
     for magic, name, advice in _OTHER_FORMATS:
         if data.startswith(magic):
             raise BadInput(f"{file}, line 1: expected one JSON object per line, found {name}; {advice}")
-    items = []
+    found = []
     for number, line in enumerate(data.split(b"\n"), 1):  # JSON strings may hold other line separators
         if line.strip():
             try:
-                items.append(_item(line, f"{file}, line {number}", args))
+                found.append(_item(line, f"{file}, line {number}", args))
             except BadInput:
                 _require_lines(data, file)
                 raise
-    if items and args.answer_field != _ANSWER and not any(args.answer_field in item.record for item in items):
+    named = args.answer_field != _ANSWER
+    if named and found and all(answer_of(item.record, args.answer_field) is None for item in found):
         raise BadInput(
             f"expected the field {args.answer_field!r} (args.answerField) in {file}, found none in any line, but "
-            f"{', '.join(map(short_repr, items[0].record))} in the first; correct the name, or remove args.answerField"
+            f"{', '.join(map(short_repr, found[0].record))} in the first; correct the name, or remove args.answerField"
         )
-    return items
+    return found
 
 
 def _content(file: Path) -> bytes:
@@ -107,10 +110,10 @@ def _item(line: bytes, where: str, args: JsonlArgs) -> Item:
         if problem := _problem(value):
             raise BadInput(f"{where}: {problem} in the field {short_repr(field)}; correct or remove it")
     question = question_of(record, args.prompt_field, where)
-    if args.answer_field in record:
-        record["answer"] = record[args.answer_field]
-        if isinstance(record["answer"], str):
-            require_storable(record["answer"], args.answer_field, where)
+    if (answer := answer_of(record, args.answer_field)) is not None:
+        record["answer"] = answer
+        if isinstance(answer, str):
+            require_storable(answer, args.answer_field, where)
     return Item(question, record)
 
 

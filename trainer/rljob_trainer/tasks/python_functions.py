@@ -43,9 +43,9 @@ def call_for_items(reference: str, args: dict[str, Any], manifest_directory: Pat
 
 def _item(record: Any, where: str) -> Item:
     if not isinstance(record, dict):
-        raise BadInput(f"expected {where} to be a dict with a string 'prompt', found {short_repr(record)}")
+        raise BadInput(f"expected {where} to be a dict with a 'prompt', found {short_repr(record)}")
     with user_code(where):
-        question = question_of(record, "prompt", where, advice="return the text under the key 'prompt'")
+        question = question_of(record, "prompt", where, advice="return the prompt under the key 'prompt'")
     try:
         pickle.dumps(record)
     except BaseException as error:

@@ -8,19 +8,27 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from rljob_api.task import AnswerSpec, ReasoningGymArgs
+from rljob_api.task import AnswerSpec
+from rljob_api.task_args import ReasoningGymArgs
 from rljob_client.errors import BadInput
+from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.item_fields import question_of
 from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
+_MIXTURE = "composite"
+"""reasoning-gym's own data set that draws each item from one of several, by weight."""
+
+_OWN_ARGUMENTS = ("size", "datasets")
+"""Arguments of the task, for all its data sets together."""
+
 
 class ReasoningGymItems:
-    """Items of one data set, generated on access from the data set's seed and the index."""
+    """Items of one data set or of a mixture, generated on access from the seed and the index."""
 
     def __init__(self, args: ReasoningGymArgs, seed: int) -> None:
-        self._name = args.dataset
+        self._name = args.dataset or _MIXTURE
         self.dataset = _create(args, seed)
 
     def __len__(self) -> int:
@@ -33,9 +41,14 @@ class ReasoningGymItems:
             return Item(question_of(record, "question", where, advice="use another data set"), record)
 
 
-def verifier(items: ReasoningGymItems, answer_spec: AnswerSpec | None) -> AnswerReward:
+def items(args: ReasoningGymArgs, context: TaskContext) -> ReasoningGymItems:
+    """The items, with the seed of the job unless `args` have one."""
+    return ReasoningGymItems(args, context.seed)
+
+
+def reward(args: ReasoningGymArgs, answer_spec: AnswerSpec | None, context: TaskContext) -> AnswerReward:
     """The `score_answer` of the data set, from 0 to 1."""
-    return AnswerReward("reasoning-gym", items.dataset.score_answer, answer_spec)
+    return AnswerReward("reasoning-gym", items(args, context).dataset.score_answer, answer_spec)
 
 
 def _create(args: ReasoningGymArgs, seed: int) -> Any:
@@ -43,19 +56,16 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
         # A dependency causes syntax warnings when it is first compiled.
         warnings.simplefilter("ignore", SyntaxWarning)
         import reasoning_gym
-        from reasoning_gym.factory import DATASETS
+        from reasoning_gym.composite import DatasetSpec
 
-    if args.dataset not in DATASETS:
-        raise BadInput(f"reasoning-gym has no data set {args.dataset!r}: {_hint(args.dataset, DATASETS)}")
-    _, config = DATASETS[args.dataset]
-    known = [field.name for field in fields(config)]
-    if unknown := next((name for name in args.dataset_settings if name not in known), None):
-        raise BadInput(
-            f"the reasoning-gym data set {args.dataset} has no argument {unknown!r}: {_hint(unknown, known)}"
-        )
-    settings = {"seed": seed, **args.dataset_settings}
+    name, settings = args.dataset or _MIXTURE, {"seed": seed, **args.dataset_settings}
+    for source in args.datasets:
+        _require_settings(source.dataset, source.dataset_settings)
+    _require_settings(name, settings)
+    if args.datasets:
+        settings["datasets"] = [DatasetSpec(each.dataset, each.weight, each.dataset_settings) for each in args.datasets]
     try:
-        return reasoning_gym.create_dataset(args.dataset, size=args.size, **settings)
+        return reasoning_gym.create_dataset(name, size=args.size, **settings)
     except BaseException as error:  # reasoning-gym validates few of its settings
         if is_stop(error):
             raise
@@ -65,8 +75,20 @@ def _create(args: ReasoningGymArgs, seed: int) -> Any:
             else error_text(error)
         )
         raise BadInput(
-            f"cannot create the reasoning-gym data set {args.dataset} with {short_repr(settings)}: {cause}"
+            f"cannot create the reasoning-gym data set {name} with {short_repr(settings)}: {cause}"
         ) from error
+
+
+def _require_settings(name: str, settings: Collection[str]) -> None:
+    """Raise `BadInput` if reasoning-gym has no data set `name`, or it has none of these settings."""
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        raise BadInput(f"reasoning-gym has no data set {name!r}: {_hint(name, DATASETS)}")
+    _, config = DATASETS[name]
+    known = [field.name for field in fields(config) if field.name not in _OWN_ARGUMENTS]
+    if unknown := next((setting for setting in settings if setting not in known), None):
+        raise BadInput(f"the reasoning-gym data set {name} has no argument {unknown!r}: {_hint(unknown, known)}")
 
 
 def _hint(name: str, known: Collection[str]) -> str:

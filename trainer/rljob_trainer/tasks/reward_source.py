@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rljob_api.task import ReasoningGymArgs, TaskSpec
+from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.digits import ShareOfDigit
-from rljob_trainer.tasks.reasoning_gym import ReasoningGymItems, verifier
+from rljob_trainer.tasks.built_in import TaskContext, task_module
 from rljob_trainer.tasks.rewards import reward_from_manifest
 from rljob_trainer.tasks.scoring import Reward
 
@@ -35,11 +34,10 @@ class RewardSource:
         spec = self.spec
         if spec.reward:
             return reward_from_manifest(spec.reward, spec.answer, self.manifest_directory)
-        if spec.name == "digits":
-            return ShareOfDigit()
-        args = spec.typed_args()
-        if isinstance(args, ReasoningGymArgs):
-            return verifier(ReasoningGymItems(args, self.seed), spec.answer)
+        if spec.has_own_reward:
+            context = TaskContext(self.manifest_directory, self.seed)
+            reward: Reward = task_module(spec.name).reward(spec.typed_args(), spec.answer, context)
+            return reward
         raise BadInput(
             f"task.reward: expected a reward function for the task {spec.name}, found none; write module:function"
         )
