@@ -42,32 +42,31 @@ class ObjectChanged(KubernetesError):
 class ObjectRefused(KubernetesError):
     """The object is not valid, or a policy or quota of the cluster refuses it."""
 
-    def __init__(self, *problems: tuple[str, str]) -> None:
-        super().__init__("; ".join(f"{field}: {message}" if field else message for field, message in problems))
-        self.problems = problems
-        """Field, such as spec.algorithm.steps or empty, and message of each problem."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """Field, such as spec.algorithm.steps or empty, and message of each problem."""
 
 
 def refusal(status: int, body: bytes) -> KubernetesError:
     """The error for a response with HTTP status `status` and `body`, usually a metav1.Status."""
-    answer = _object(body)
+    try:
+        parsed = json.loads(body)
+    except ValueError:  # the page of a proxy
+        parsed = None
+    answer = parsed if isinstance(parsed, dict) else {}
     details = answer.get("details") or {}
     found = str(answer.get("message") or body.decode(errors="replace").strip() or f"HTTP status {status}").rstrip(".")
     match status:
         case 401:
-            return AccessDenied(
-                f"expected credentials that the cluster accepts, found: {found}; log in again, or {OTHER_CLUSTER}"
-            )
+            expected = f"expected credentials that the cluster accepts, found: {found}; log in again"
+            return AccessDenied(f"{expected}, or {OTHER_CLUSTER}")
         case 403 if re.search(r"\bcannot [a-z]+ (resource|path)\b", found):
-            return AccessDenied(
-                f"expected permission, found: {found}; ask the cluster's administrator for it (kubectl auth can-i --list)"
-            )
+            advice = "ask the cluster's administrator for it (kubectl auth can-i --list)"
+            return AccessDenied(f"expected permission, found: {found}; {advice}")
         case 404 if details.get("kind") == "namespaces":
             return ObjectMissing(f"expected a namespace, found: {found}; name an existing one")
         case 404 if not details.get("name"):
-            return KubernetesError(
-                f"expected a cluster with RLJob's CRDs, found: {found}; install RLJob there, or {OTHER_CLUSTER}"
-            )
+            expected = f"expected a cluster with RLJob's CRDs, found: {found}; install RLJob there"
+            return KubernetesError(f"{expected}, or {OTHER_CLUSTER}")
         case 404:
             return ObjectMissing(f"{found}; check its name and its namespace")
         case 409 if answer.get("reason") == "AlreadyExists":
@@ -75,20 +74,14 @@ def refusal(status: int, body: bytes) -> KubernetesError:
         case 409:
             return ObjectChanged(f"expected an unchanged object, found: {found}; repeat the request")
         case 400 | 403 | 422:
-            return ObjectRefused(*(_problems(details) or [("", _BEFORE_REASON.sub("", found))]))
-    return NoCluster(f"expected a cluster that responds, found: HTTP status {status}: {found}; repeat the request later")
+            problems = _problems(details) or (("", _BEFORE_REASON.sub("", found)),)
+            error = ObjectRefused("; ".join(": ".join(filter(None, problem)) for problem in problems))
+            error.problems = problems
+            return error
+    return NoCluster(f"expected a cluster that responds, found: {found}; repeat the request later")
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-def _problems(details: dict[str, Any]) -> list[tuple[str, str]]:
+def _problems(details: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """The causes of a refusal, each rule in its own words."""
     causes = [(str(c.get("field") or ""), str(c.get("message") or "")) for c in details.get("causes") or ()]
-    shown = [(field, _RULE.sub("", message)) for field, message in causes if _NOT_CHECKED not in message]
-    return list(dict.fromkeys((field.replace("<nil>", ""), message) for field, message in shown if message))
+    return tuple(dict.fromkeys((field, _RULE.sub("", text)) for field, text in causes if _NOT_CHECKED not in text))

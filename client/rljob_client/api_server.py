@@ -23,26 +23,30 @@ from rljob_api.metadata import API_VERSION
 from rljob_client.api_errors import OTHER_CLUSTER, NoCluster, ObjectMissing, refusal
 
 Object = dict[str, Any]
+Query = Mapping[str, str]
 
 _ROOTS = {"rljobs": f"/apis/{API_VERSION}", "stepreports": f"/apis/{API_VERSION}", "rayjobs": "/apis/ray.io/v1"}
 """API of a resource; by default the core API."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TIMEOUT = (10.0, 60.0)
-"""Seconds for a connection, and between two parts of a response."""
-_WATCH_SECONDS = 240
+_TOKEN = ["BearerToken"]
+_JSON, _MERGE_PATCH = "application/json", "application/merge-patch+json"
+_NONE: Query = {}
+_WRITER = {"fieldValidation": "Strict", "fieldManager": "rljob-client"}
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
+_WATCH_SECONDS = 240.0
 """Duration of one watch request, after which the objects are listed again."""
 _OUTAGE_SECONDS = 120.0
 """Longest outage of the API server that a watch survives."""
 _RETRY_SECONDS = 2.0
-_WRITER = {"fieldValidation": "Strict", "fieldManager": "rljob-client"}
-_JSON, _MERGE_PATCH = "application/json", "application/merge-patch+json"
-_EXEC_PROTOCOL = "v4.channel.k8s.io"
 _OUTPUT, _ERRORS, _STATUS = 1, 2, 3
-"""Channels of that protocol."""
+"""Channels of the protocol v4.channel.k8s.io."""
 
 
 class ApiServer:
-    """One identity at one API server, in one namespace."""
+    """One identity at one API server, in one namespace; in all if it is empty.
+
+    Methods raise subclasses of KubernetesError.
+    """
 
     def __init__(self, context: str | None = None, namespace: str | None = None, kubeconfig: str | None = None) -> None:
         """Read the configuration; None stands for what kubectl would use. Raises NoCluster."""
@@ -61,7 +65,6 @@ class ApiServer:
     # --- objects ---
 
     def get(self, resource: str, name: str) -> Object:
-        """The object. All methods raise subclasses of KubernetesError."""
         return self._request("GET", self._path(resource, name))
 
     def find(self, resource: str, name: str) -> Object | None:
@@ -72,7 +75,7 @@ class ApiServer:
             return None
 
     def list(self, resource: str, **selectors: str) -> list[Object]:
-        """The objects; of all namespaces if `namespace` is empty. `selectors`: labelSelector, fieldSelector."""
+        """The objects that `labelSelector` or `fieldSelector` select."""
         items: list[Object] = []
         query = {**selectors, "limit": "500"}
         while True:
@@ -84,18 +87,14 @@ class ApiServer:
 
     def create(self, resource: str, body: Object, *, dry_run: bool = False) -> Object:
         """Create the object, and return it as it is stored. Unknown fields are refused."""
-        query = _WRITER | ({"dryRun": "All"} if dry_run else {})
-        return self._request("POST", self._path(resource), query, body)
+        return self._request("POST", self._path(resource), _WRITER | ({"dryRun": "All"} if dry_run else {}), body)
 
     def merge(self, resource: str, name: str, patch: Object) -> Object:
         """Apply a JSON merge patch, and return the object."""
         return self._request("PATCH", self._path(resource, name), _WRITER, patch, _MERGE_PATCH)
 
-    def delete(self, resource: str, name: str, *, grace_seconds: int | None = None) -> None:
-        options: Object = {"propagationPolicy": "Background"}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
-        self._request("DELETE", self._path(resource, name), None, options)
+    def delete(self, resource: str, name: str, **options: int) -> None:
+        self._request("DELETE", self._path(resource, name), _NONE, {"propagationPolicy": "Background", **options})
 
     def changes(
         self, resource: str, *, name: str | None = None, known: Sequence[Object] = (), seconds: float | None = None
@@ -107,12 +106,10 @@ class ApiServer:
         """
         present = {found["metadata"]["uid"]: found for found in known}
         versions: dict[str, str] = {}
-        deadline = None if seconds is None else time.monotonic() + seconds
-        answered_at = time.monotonic()
-        while (left := _seconds_until(deadline)) > 0:
+        started = answered = time.monotonic()
+        while (left := float("inf") if seconds is None else started + seconds - time.monotonic()) > 0:
             try:
                 for kind, found in self._listed_and_watched(resource, name, present, left):
-                    answered_at = time.monotonic()
                     uid, version = found["metadata"]["uid"], found["metadata"]["resourceVersion"]
                     if kind == "DELETED":
                         present.pop(uid, None)
@@ -122,29 +119,25 @@ class ApiServer:
                         present[uid] = found
                     versions[uid] = version
                     yield kind, found
-                answered_at = time.monotonic()
+                answered = time.monotonic()
             except NoCluster:
-                if not versions or time.monotonic() > answered_at + _OUTAGE_SECONDS:
+                if not versions or time.monotonic() > answered + _WATCH_SECONDS + _OUTAGE_SECONDS:
                     raise
-                time.sleep(min(_RETRY_SECONDS, max(_seconds_until(deadline), 0)))
+                time.sleep(min(_RETRY_SECONDS, left))
 
     def _listed_and_watched(
         self, resource: str, name: str | None, known: Mapping[str, Object], seconds: float
     ) -> Iterator[tuple[str, Object]]:
         """Those of `known` that are gone, the listed objects, and the events of one watch request."""
         query = {} if name is None else {"fieldSelector": f"metadata.name={name}"}
-        path = self._path(resource)
-        listed = self._request("GET", path, query)
+        listed = self._request("GET", self._path(resource), query)
         present = {item["metadata"]["uid"]: item for item in listed["items"]}
-        for uid in [uid for uid in known if uid not in present]:
-            yield "DELETED", known[uid]
-        for item in present.values():
-            yield "ADDED", item
+        yield from [("DELETED", known[uid]) for uid in known if uid not in present]
+        yield from (("ADDED", item) for item in present.values())
         duration = max(int(min(seconds, _WATCH_SECONDS)), 1)
-        query |= {"watch": "true", "timeoutSeconds": str(duration)}
+        query |= {"watch": "true", "timeoutSeconds": f"{duration}"}
         query["resourceVersion"] = listed["metadata"]["resourceVersion"]
-        for line in self._lines(path, query, duration + 30.0):
-            event = json.loads(line)
+        for event in map(json.loads, self._lines(self._path(resource), query, duration + 30.0)):
             if event["type"] == "ERROR":  # the version is too old: list again
                 return
             yield event["type"], event["object"]
@@ -153,9 +146,8 @@ class ApiServer:
 
     def log(self, pod: str, *, container: str, previous: bool = False, follow: bool = False) -> Iterator[bytes]:
         """Lines of the log of a container."""
-        query = {"container": container, "previous": str(previous).lower(), "follow": str(follow).lower()}
-        path = f"{self._path('pods', pod)}/log"
-        return self._lines(path, query, None if follow else _TIMEOUT[1])
+        query = {"container": container, "previous": f"{previous}".lower(), "follow": f"{follow}".lower()}
+        return self._lines(f"{self._path('pods', pod)}/log", query, None if follow else _READ_SECONDS)
 
     def execute(self, pod: str, command: Sequence[str]) -> PodCommand:
         """Start a command in the only container of a pod."""
@@ -164,15 +156,14 @@ class ApiServer:
 
         query = [*(("command", word) for word in command), ("stdout", "true"), ("stderr", "true")]
         path = f"{self._path('pods', pod)}/exec"
-        _, url, headers, *_ = self._client.param_serialize("GET", path, query_params=query, auth_settings=[_TOKEN])
-        headers["sec-websocket-protocol"] = _EXEC_PROTOCOL
+        _, url, headers, *_ = self._client.param_serialize("GET", path, query_params=query, auth_settings=_TOKEN)
+        headers["sec-websocket-protocol"] = "v4.channel.k8s.io"
         try:
-            socket = create_websocket(self._configuration, get_websocket_url(url), headers)
+            return PodCommand(create_websocket(self._configuration, get_websocket_url(url), headers))
         except WebSocketBadStatusException as error:
             raise refusal(error.status_code, error.resp_body or b"") from None
         except (WebSocketException, OSError) as error:
             raise self._no_answer(error) from None
-        return PodCommand(socket)
 
     # --- requests ---
 
@@ -180,52 +171,33 @@ class ApiServer:
         scope = f"/namespaces/{quote(self.namespace, safe='')}" if self.namespace else ""
         return f"{_ROOTS.get(resource, '/api/v1')}{scope}/{resource}" + (f"/{quote(name, safe='')}" if name else "")
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        content_type: str = _JSON,
-    ) -> Object:
-        with self._answer(method, path, query or {}, body, content_type) as answer:
+    def _request(self, verb: str, path: str, query: Query = _NONE, body: Any = None, kind: str = _JSON) -> Object:
+        with self._answer(verb, path, query, _READ_SECONDS, {"Accept": _JSON, "Content-Type": kind}, body) as answer:
             found: Object = json.loads(answer.data)
             return found
 
-    def _lines(self, path: str, query: Mapping[str, str], silent_seconds: float | None) -> Iterator[bytes]:
-        with self._answer("GET", path, query, timeout=(_TIMEOUT[0], silent_seconds)) as answer:
+    def _lines(self, path: str, query: Query, silent_seconds: float | None) -> Iterator[bytes]:
+        with self._answer("GET", path, query, silent_seconds) as answer:
             yield from answer
 
     @contextmanager
     def _answer(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Object | None = None,
-        content_type: str = _JSON,
-        timeout: tuple[float, float | None] = _TIMEOUT,
+        self, verb: str, path: str, query: Query, silent_seconds: float | None, headers: Query = _NONE, body: Any = None
     ) -> Iterator[Any]:
         """The response of urllib3, within a block in which a lost connection raises NoCluster."""
         from kubernetes.client import ApiException
         from kubernetes.config import ConfigException
         from urllib3.exceptions import HTTPError
 
+        parameters = {"query_params": [*query.items()], "header_params": {**headers}, "auth_settings": _TOKEN}
         answer = None
         try:
-            request = self._client.param_serialize(
-                method,
-                path,
-                query_params=list(query.items()),
-                header_params={"Accept": _JSON, "Content-Type": content_type},
-                body=body,
-                auth_settings=[_TOKEN],
-            )
-            answer = self._client.call_api(*request, _request_timeout=timeout).response
+            request = self._client.param_serialize(verb, path, body=body, **parameters)
+            answer = self._client.call_api(*request, _request_timeout=(_CONNECT_SECONDS, silent_seconds)).response
             if answer.status >= 400:
                 raise refusal(answer.status, answer.data)
-            for warning in answer.headers.getlist("Warning"):
-                warnings.warn(_text_of(warning), stacklevel=2)
+            for warning in answer.headers.getlist("Warning"):  # 299 - "text"
+                warnings.warn(warning.partition('"')[2].removesuffix('"').replace('\\"', '"'), stacklevel=5)
             yield answer
         except (HTTPError, OSError, ApiException, ConfigException) as error:
             raise self._no_answer(error) from None
@@ -234,46 +206,34 @@ class ApiServer:
                 answer.close()
 
     def _no_answer(self, error: Exception) -> NoCluster:
-        reason = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
-        return NoCluster(
-            f"expected a cluster that responds at {self._configuration.host}, found: {reason}; start it, or "
-            f"{OTHER_CLUSTER}"
-        )
-
-
-_TOKEN = "BearerToken"
+        found = f"found at {self._configuration.host}: {_first_line(error)}"
+        return NoCluster(f"expected a cluster that responds, {found}; start it, or {OTHER_CLUSTER}")
 
 
 class PodCommand:
-    """A command that runs in a pod. Its output is read like that of a file; `errors` is complete at its end."""
+    """A command that runs in a pod. Its output is read like that of a file."""
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
-        self._rest = b""
-        self._status = b""
-        self.errors = b""
-        """Error output so far."""
+        self._received = {_OUTPUT: b"", _ERRORS: b"", _STATUS: b""}
+        self.close = socket.close
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes of the output; empty at its end."""
-        while not self._rest and self._receive():
+        while not self._received[_OUTPUT] and self._receive():
             pass
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def close(self) -> None:
-        self._socket.close()
+        data = self._received[_OUTPUT]
+        self._received[_OUTPUT] = data[size:]
+        return data[:size]
 
     @property
-    def succeeded(self) -> bool:
-        """True if the command has ended with code 0."""
-        return bool(self._status) and json.loads(self._status).get("status") == "Success"
-
-    @property
-    def message(self) -> str:
-        """Error output, otherwise the API server's reason of a failure; empty if there is neither."""
-        status = json.loads(self._status) if self._status and not self.succeeded else {}
-        return self.errors.decode(errors="replace").strip() or str(status.get("message", ""))
+    def failure(self) -> str | None:
+        """Error output of a command that has failed, or the reason; None if it has ended with code 0."""
+        if not self._received[_STATUS]:
+            return "the connection was lost"
+        status = json.loads(self._received[_STATUS])
+        errors = self._received[_ERRORS].decode(errors="replace").strip()
+        return None if status["status"] == "Success" else errors or str(status.get("message"))
 
     def _receive(self) -> bool:
         """Read one frame; False at the end of the stream."""
@@ -283,14 +243,9 @@ class PodCommand:
             code, frame = self._socket.recv_data_frame(True)
         except (WebSocketException, OSError):
             return False
-        if code == ABNF.OPCODE_CLOSE:
-            return False
         if code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:
-            channel, data = frame.data[0], frame.data[1:]
-            self._rest += data if channel == _OUTPUT else b""
-            self.errors += data if channel == _ERRORS else b""
-            self._status += data if channel == _STATUS else b""
-        return True
+            self._received[frame.data[0]] += frame.data[1:]
+        return bool(code != ABNF.OPCODE_CLOSE)
 
 
 def _configuration(context: str | None, kubeconfig: str | None) -> tuple[Any, str]:
@@ -311,18 +266,9 @@ def _configuration(context: str | None, kubeconfig: str | None) -> tuple[Any, st
         return configuration, str(loader.current_context["context"].get("namespace") or "default")
     except (ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError) as error:
         wanted = f"the context {context}" if context else "a current context"
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise NoCluster(
-            f"expected a kubeconfig with {wanted}, found {path}: {reason}; correct it, set KUBECONFIG, or choose one of "
-            "kubectl config get-contexts"
-        ) from None
+        found = f"expected a kubeconfig with {wanted}, found {path}: {_first_line(error)}"
+        raise NoCluster(f"{found}; correct it, set KUBECONFIG, or see kubectl config get-contexts") from None
 
 
-def _seconds_until(deadline: float | None) -> float:
-    return float("inf") if deadline is None else deadline - time.monotonic()
-
-
-def _text_of(warning: str) -> str:
-    """`text` of the header `299 - "text"`."""
-    _, _, quoted = warning.partition('"')
-    return quoted.removesuffix('"').replace('\\"', '"').replace("\\\\", "\\") or warning
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")

@@ -233,7 +233,12 @@ def fetch(
       84   the fetched model is damaged
       85   DIR is not empty or not writable
     """
-    from rljob_client.fetch_command import FetchOptions
+    from rljob_client.api_server import ApiServer
+    from rljob_client.errors import RunError
     from rljob_client.fetch_command import fetch as run
 
-    raise typer.Exit(run(FetchOptions(job, path, output, namespace, context, image, print_pod)))
+    try:
+        run(ApiServer(context, namespace), job, path, output, image=image, print_pod=print_pod)
+    except RunError as error:
+        typer.echo(f"rljob: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None

@@ -6,64 +6,37 @@ import secrets
 import shutil
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from rljob_api.checkpoint import CheckpointSpec
-from rljob_api.exit_codes import ExitCode
 from rljob_api.metadata import JOB_NAME_LABEL, checkpoint_claim_name
 from rljob_client.api_errors import KubernetesError, ObjectMissing
 from rljob_client.api_server import ApiServer, Object
-from rljob_client.errors import OutputUnavailable, RunError
+from rljob_client.errors import OutputUnavailable
 from rljob_client.model_files import require_whole
 from rljob_memory.sizes import human_bytes
+
+Read = Callable[[int], bytes]
+"""Returns at most that many bytes; none at the end."""
 
 _START_SECONDS = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOptions:
-    """Options of the command line."""
-
-    job: str
-
-    path: str = "model"
-    """Directory of the run to fetch."""
-
-    output: Path | None = None
-    """None: runs/JOB/PATH."""
-
-    namespace: str | None = None
-
-    context: str | None = None
-
-    image: str | None = None
-    """Image of the reader pod; None: that of the job's pods."""
-
-    print_pod: bool = False
-    """Print the manifest of the reader pod instead."""
-
-
-def fetch(options: FetchOptions) -> ExitCode:
-    """Fetch the files, print where they are, and return the exit code."""
-    try:
-        api = ApiServer(options.context, options.namespace)
-        if options.print_pod:
-            pod = _pod(api, _run_files(api, options.job), options.image)
-            print(yaml.safe_dump(pod, sort_keys=False), end="")
-            return ExitCode.COMPLETE
-        path = _checked_path(options.path)
-        output = options.output or Path("runs", options.job, path)
-        size = fetch_files(api, options.job, path, output, image=options.image)
-    except RunError as error:
-        print(f"rljob: {error}", file=sys.stderr)
-        return error.exit_code
+def fetch(
+    api: ApiServer, job: str, path: str, output: Path | None, *, image: str | None = None, print_pod: bool = False
+) -> None:
+    """Run the command. `output`: None for runs/JOB/PATH. `print_pod`: only print the manifest of the reader pod."""
+    if print_pod:
+        print(yaml.safe_dump(_pod(api, _run_files(api, job), image), sort_keys=False), end="")
+        return
+    output = output or Path("runs", job, path)
+    size = fetch_files(api, job, path, output, image=image)
     print(f"{human_bytes(size)} in {output}")
-    return ExitCode.COMPLETE
 
 
 def fetch_files(
@@ -74,6 +47,7 @@ def fetch_files(
     `without`: directories of the run to leave out. `image`: that of the reader pod, by default that of the job's pods.
     Raises KubernetesError and OutputUnavailable; BadInput if a fetched model is damaged.
     """
+    path = _checked(path)
     require_free(output)
     files = _run_files(api, job)
     pod = _pod(api, files, image)
@@ -84,7 +58,7 @@ def fetch_files(
         size = _stream(api, name, files, path, output, without)
     finally:
         try:
-            api.delete("pods", name, grace_seconds=0)
+            api.delete("pods", name, gracePeriodSeconds=0)
         except ObjectMissing:
             pass
         except KubernetesError as error:  # it must not replace the failure that is being reported
@@ -94,7 +68,7 @@ def fetch_files(
     return size
 
 
-def _checked_path(path: str) -> str:
+def _checked(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
         raise KubernetesError(f"--path: expected a directory of the run, such as model or plots, found {path}")
@@ -138,21 +112,21 @@ def _stream(api: ApiServer, pod: str, files: RunFiles, path: str, output: Path, 
     left_out = ("./.model-cache", ".compile-cache", *(f"./{name}" for name in without))
     excluded = [f"--exclude={name}" for name in left_out]
     command = api.execute(pod, ["tar", "-C", files.mounted, *excluded, "-cf", "-", path])
-    problem = ""
     try:
-        size = extract(command, path, output)
+        size = extract(command.read, path, output)
+        problem = None
     except IncompleteArchive as error:
-        problem = str(error)
+        size, problem = 0, str(error)
     finally:
         command.close()
     # A running job writes to its files, of which the archive has the state at their start.
-    if not problem and (command.succeeded or _CHANGED in command.message):
+    failure = None if _CHANGED in (command.failure or "") else command.failure
+    if not (problem or failure):
         return size
     shutil.rmtree(output, ignore_errors=True)
-    if "No such file" in command.message:
+    if "No such file" in (failure or ""):
         raise ObjectMissing(_absent(path, files))
-    why = command.message or problem or "the connection was lost"
-    raise KubernetesError(f"cannot fetch {path} of {files.job}: {why}")
+    raise KubernetesError(f"cannot fetch {path} of {files.job}: {failure or problem}")
 
 
 _CHANGED = "file changed as we read it"
@@ -172,22 +146,15 @@ class IncompleteArchive(Exception):
     """The stream ended early, or is not an archive."""
 
 
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; empty at the end."""
-
-
 class _Tail:
     """A stream that remembers its last bytes."""
 
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
+    def __init__(self, read: Read) -> None:
+        self._read = read
         self.last = b""
 
     def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
+        data = self._read(size)
         self.last = (self.last + data)[-len(_END) :]
         return data
 
@@ -200,7 +167,7 @@ def require_free(directory: Path) -> None:
         )
 
 
-def extract(stream: Readable, name: str, directory: Path) -> int:
+def extract(read: Read, name: str, directory: Path) -> int:
     """Extract the file or directory `name` of the archive (`.`: all of it) as `directory`, and return the bytes of its
     files.
 
@@ -212,7 +179,7 @@ def extract(stream: Readable, name: str, directory: Path) -> int:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        tail = _Tail(stream)
+        tail = _Tail(read)
         with tarfile.open(fileobj=tail, mode="r|") as archive:  # type: ignore[call-overload]
             for member in archive:
                 archive.extract(member, partial, filter="data")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob, RLJobSpec, grown_spec
@@ -24,17 +23,10 @@ from rljob_client.api_server import ApiServer, Object
 from rljob_client.errors import RunError
 from rljob_client.fetch_command import fetch_files
 from rljob_client.run_directory.ledger import read_ledger
-from rljob_client.run_directory.records import (
-    EvaluationRecord,
-    LedgerRecord,
-    StepRecord,
-    evaluation_records,
-    step_records,
-)
+from rljob_client.run_directory.records import StepRecord, step_records
 
 Model = TypeVar("Model", bound=BaseModel)
-CONTAINER = "rljob"
-"""Name of the trainer's container in each pod of a job."""
+
 _NOT_REPORTED = ("checkpoints", "journal", "model")
 """Large directories of a run that its report does not read."""
 
@@ -44,23 +36,11 @@ class JobEnded(RunError):
 
 
 class JobFailed(JobEnded):
-    """The job has failed, or stands still until a person acts."""
+    """The job has failed, or cannot continue without a person."""
 
 
 class JobTimeout(RunError, TimeoutError):
     """The time given to `Job.wait` has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobEvent:
-    """A Kubernetes Event about a job."""
-
-    time: datetime
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
-    count: int
-    """Number of times that it was observed."""
 
 
 class RLJobClient:
@@ -72,10 +52,7 @@ class RLJobClient:
 
     def __init__(self, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> None:
         self.api = ApiServer(context, namespace, kubeconfig)
-
-    @property
-    def namespace(self) -> str:
-        return self.api.namespace
+        self.namespace = self.api.namespace
 
     def create(self, job: RLJob | Mapping[str, Any] | str | Path, *, dry_run: bool = False) -> Job:
         """Create a job from a manifest: a path, the object in YAML's types, or an RLJob.
@@ -84,24 +61,21 @@ class RLJobClient:
         ObjectRefused, in the words of the schema's rules, if the API server refuses it; ObjectExists if the name is
         taken. Warnings of the API server, such as a prediction that the job does not fit, become Python warnings.
         """
-        body = _manifest(job)
+        body = {"apiVersion": API_VERSION, "kind": "RLJob", **_manifest(job)}
         api = self.api.at(body.get("metadata", {}).get("namespace") or self.namespace)
-        return Job(self.api, api.create("rljobs", body, dry_run=dry_run))
+        return Job(api, api.create("rljobs", body, dry_run=dry_run))
 
     def get(self, name: str) -> Job:
         """The job. Raises ObjectMissing."""
         return Job(self.api, self.api.get("rljobs", name))
 
-    def watch(self, name: str | None = None, *, timeout: float | None = None) -> Iterator[Job]:
-        """The present jobs, or the one of this name, then each of them whenever it changes or is deleted.
-
-        Ends after `timeout` seconds; None: never.
-        """
-        for kind, stored in self.api.changes("rljobs", name=name, seconds=timeout):
+    def watch(self, *, timeout: float | None = None) -> Iterator[Job]:
+        """All jobs of the namespace, then each of them whenever it changes or is deleted, for `timeout` seconds."""
+        for kind, stored in self.api.changes("rljobs", seconds=timeout):
             yield Job(self.api, stored, is_deleted=kind == "DELETED")
 
     def list(self, *, all_namespaces: bool = False) -> Sequence[Job]:
-        """The jobs of the namespace, by name, or those of all namespaces."""
+        """The jobs of the namespace, or of all."""
         api = self.api.at("") if all_namespaces else self.api
         return [Job(api, stored) for stored in api.list("rljobs")]
 
@@ -110,24 +84,18 @@ class Job:
     """An RLJob of the cluster. Its state is that of the latest request; `refresh` makes a new one."""
 
     def __init__(self, api: ApiServer, stored: Object, *, is_deleted: bool = False) -> None:
-        self._api = api.at(stored["metadata"]["namespace"])
+        self.name = str(stored["metadata"]["name"])
+        self.namespace = str(stored["metadata"]["namespace"])
         self.stored = stored
         """The object as the API server sent it."""
         self.is_deleted = is_deleted
+        self._api = api.at(self.namespace)
 
     def __repr__(self) -> str:
         step = self.status.display.step if self.status.display else ""
         return f"<Job {self.namespace}/{self.name}: {' '.join(filter(None, (self.phase, step)))}>"
 
     # --- state ---
-
-    @property
-    def name(self) -> str:
-        return str(self.stored["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.stored["metadata"]["namespace"])
 
     @property
     def spec(self) -> RLJobSpec:
@@ -165,12 +133,20 @@ class Job:
         self.stored = self._api.get("rljobs", self.name)
         return self
 
+    def watch(self, *, timeout: float | None = None) -> Iterator[Job]:
+        """This job now, and again whenever it changes, until it is deleted or `timeout` seconds have passed."""
+        for kind, stored in self._api.changes("rljobs", name=self.name, known=[self.stored], seconds=timeout):
+            self.stored, self.is_deleted = stored, kind == "DELETED"
+            yield self
+            if self.is_deleted:
+                return
+
     def wait(
         self,
         until: str = "Complete",
         *,
         timeout: float | None = None,
-        on_progress: Callable[[Job], object] | None = None,
+        on_progress: Callable[[Job], object] = lambda job: None,
     ) -> Job:
         """Wait until the condition `until` is true, such as Running, or the job is Deleted, and return the job.
 
@@ -180,26 +156,20 @@ class Job:
         """
         if until != "Deleted" and until not in list(ConditionType):
             raise ValueError(f"expected Deleted or one of {', '.join(ConditionType)}, found {until!r}")
-        for kind, stored in self._api.changes("rljobs", name=self.name, known=[self.stored], seconds=timeout):
-            if kind == "DELETED":
-                self.is_deleted = True
-                if until == "Deleted":
-                    return self
-                raise ObjectMissing(f"expected {until} of {self.name}, found that it was deleted")
-            self.stored = stored
-            if on_progress is not None:
-                on_progress(self)
-            if until != "Deleted" and self._has_reached(until):
+        for _ in self.watch(timeout=timeout):
+            on_progress(self)
+            if self._has_reached(until):
                 return self
         raise JobTimeout(f"expected {until} of {self.name} within {timeout:g} s, found {self._state}")
 
     def _has_reached(self, until: str) -> bool:
-        if self.is_true(until):
-            return True
-        for type_ in (ConditionType.FAILED, ConditionType.STALLED):
+        if self.is_deleted and until != "Deleted":
+            raise ObjectMissing(f"expected {until} of {self.name}, found that it was deleted")
+        if until == "Deleted" or self.is_true(until):
+            return self.is_deleted or until != "Deleted"
+        for type_, what in ((ConditionType.FAILED, "has failed"), (ConditionType.STALLED, "cannot continue")):
             if self.is_true(type_) and (found := self.condition(type_)):
-                verb = "has failed" if type_ is ConditionType.FAILED else "cannot continue"
-                raise JobFailed(f"{self.name} {verb} ({found.reason}): {found.message}")
+                raise JobFailed(f"{self.name} {what} ({found.reason}): {found.message}")
         if self.is_true(ConditionType.COMPLETE):
             raise JobEnded(f"expected {until} of {self.name}, found {self._state}")
         return False
@@ -240,18 +210,19 @@ class Job:
         """Its pods by name, as manifests."""
         return self._api.list("pods", labelSelector=f"{JOB_NAME_LABEL}={self.name}")
 
+    def events(self) -> Sequence[Object]:
+        """Events about the job, as manifests, oldest first. The cluster keeps them for an hour by default."""
+        selector = f"involvedObject.kind=RLJob,involvedObject.name={self.name}"
+        found = self._api.list("events", fieldSelector=selector)
+        return sorted(found, key=lambda event: event["eventTime"] or event["metadata"]["creationTimestamp"])
+
     def report_status(self) -> StepReportStatus | None:
-        """The progress and the memory of each process, as the job's pods reported it; None before the first step."""
-        try:
-            found = self._api.get("stepreports", self.name)
-        except ObjectMissing:
-            return None
-        return _parsed(StepReport, found).status
+        """The progress and the memory of each process, as the job's pods reported it; None before the first report."""
+        found = self._api.find("stepreports", self.name)
+        return _parsed(StepReport, found).status if found else None
 
     @overload
-    def logs(
-        self, role: Role = ..., rank: int = ..., *, follow: Literal[False] = ..., previous: bool = ...
-    ) -> str: ...
+    def logs(self, role: Role = ..., rank: int = ..., *, follow: Literal[False] = ..., previous: bool = ...) -> str: ...
 
     @overload
     def logs(
@@ -266,42 +237,25 @@ class Job:
         `previous`: the log of the container before its restart in place. With topology Colocated, the engines are in
         the policy's pods. Raises ObjectMissing if there is no such pod.
         """
-        pod = self._pod_of(role, rank)["metadata"]["name"]
-        log = self._api.log(pod, container=CONTAINER, previous=previous, follow=follow)
+        log = self._api.log(self._pod_name(role, rank), container="rljob", previous=previous, follow=follow)
         lines = (line.decode(errors="replace") for line in log)
         return lines if follow else "".join(lines)
 
-    def _pod_of(self, role: Role, rank: int) -> Object:
+    def _pod_name(self, role: Role, rank: int) -> str:
         wanted, index = pod_of_process(grown_spec(self.spec, self.status.plan), role, rank)
-        pods = self.pods()
-        for pod in pods:
-            labels = pod["metadata"]["labels"]
-            if labels.get(ROLE_LABEL) == wanted and labels.get(INDEX_LABEL) == str(index):
-                return pod
-        found = ", ".join(pod["metadata"]["name"] for pod in pods) or f"none, because it is {self._state}"
+        pods = {str(pod["metadata"]["name"]): pod["metadata"]["labels"] for pod in self.pods()}
+        for name, labels in pods.items():
+            if (labels.get(ROLE_LABEL), labels.get(INDEX_LABEL)) == (wanted, str(index)):
+                return name
+        found = ", ".join(pods) or f"none, because it is {self._state}"
         raise ObjectMissing(f"expected a pod of {self.name} with {role} {rank}, found {found}")
-
-    def events(self) -> Sequence[JobEvent]:
-        """Events about the job, oldest first. The cluster keeps them for an hour by default."""
-        selector = f"involvedObject.kind=RLJob,involvedObject.name={self.name}"
-        found = self._api.list("events", fieldSelector=selector)
-        return sorted(map(_event, found), key=lambda event: event.time)
 
     # --- files of the run ---
 
     def metrics(self) -> Sequence[StepRecord]:
         """The committed steps, from the run's ledger, which a small pod reads from the job's volume."""
-        return step_records(self._ledger())
-
-    def evaluations(self) -> Sequence[EvaluationRecord]:
-        """The evaluations, read like `metrics`."""
-        return evaluation_records(self._ledger())
-
-    def _ledger(self) -> Sequence[LedgerRecord]:
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-            path = Path(folder, "ledger.jsonl")
-            self.fetch("ledger.jsonl", path)
-            return read_ledger(path).records
+            return step_records(read_ledger(self.fetch("ledger.jsonl", Path(folder, "ledger.jsonl"))).records)
 
     def model(self, path: str | Path) -> Path:
         """Copy the trained model, in Hugging Face format, to the new directory `path`. Raises BadInput if it is
@@ -310,12 +264,10 @@ class Job:
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report of the run, one HTML file, to `path`."""
-        from rljob_client.report import write_report
-
+        write_report = import_module("rljob_client.report").write_report
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-            run = Path(folder, self.name)
-            self.fetch(".", run, without=_NOT_REPORTED)
-            return write_report(run, Path(path))
+            run = self.fetch(".", Path(folder, self.name), without=_NOT_REPORTED)
+            return Path(write_report(run, Path(path)))
 
     def fetch(self, files: str, path: str | Path, *, without: Sequence[str] = ()) -> Path:
         """Copy a file or directory of the run (`.`: all of it), as `rljob fetch`, and return its path here."""
@@ -323,16 +275,12 @@ class Job:
         return Path(path)
 
 
-# --- pure parts ---
-
-
 def _manifest(job: RLJob | Mapping[str, Any] | str | Path) -> Object:
     """The object to send. Raises ManifestError for an invalid file."""
     if isinstance(job, RLJob):
-        given = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
-        return {"apiVersion": API_VERSION, "kind": "RLJob"} | given
+        return job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
     if isinstance(job, Mapping):
-        return {"apiVersion": API_VERSION, "kind": "RLJob"} | dict(job)
+        return dict(job)
     document = only_job(Path(job))
     document.load()
     return dict(document.document.data)
@@ -344,18 +292,7 @@ def _parsed(model: type[Model], value: Object) -> Model:
         return model.model_validate(value, by_alias=True, by_name=False, extra="ignore")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise KubernetesError(
-            f"expected {model.__name__} of this version, found {field}: {first['msg']}; install the version of "
-            "rljob-client that belongs to the cluster's CRDs"
+            f"expected a {model.__name__} of this version, found {found}; install the rljob-client of the cluster's CRDs"
         ) from None
-
-
-_TIME: TypeAdapter[datetime] = TypeAdapter(datetime)
-
-
-def _event(found: Object) -> JobEvent:
-    when = found.get("eventTime") or found.get("firstTimestamp") or found["metadata"]["creationTimestamp"]
-    count = (found.get("series") or {}).get("count") or found.get("count") or 1
-    message = str(found.get("message") or "")
-    return JobEvent(_TIME.validate_python(when), found.get("type", "Normal"), found["reason"], message, count)

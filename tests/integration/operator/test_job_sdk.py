@@ -16,17 +16,8 @@ from nbclient import NotebookClient
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob
 from rljob_api.manifest import ManifestError
-from rljob_client import (
-    AccessDenied,
-    JobEnded,
-    JobFailed,
-    JobTimeout,
-    KubernetesError,
-    ObjectExists,
-    ObjectMissing,
-    ObjectRefused,
-    RLJobClient,
-)
+from rljob_client import JobEnded, JobFailed, JobTimeout, RLJobClient
+from rljob_client.api_errors import AccessDenied, KubernetesError, ObjectExists, ObjectMissing, ObjectRefused
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ResourceClient
@@ -63,7 +54,7 @@ def test_a_job_is_created_followed_suspended_and_deleted(client: RLJobClient, jo
     assert made.wait(timeout=EFFECT_SECONDS).status.step == 20
     with pytest.raises(JobEnded, match="expected Running of job, found Complete: "):
         made.wait("Running", timeout=EFFECT_SECONDS)
-    assert [event.reason for event in made.events()][0] == "AttemptStarted"
+    assert made.events()[0]["reason"] == "AttemptStarted"
     assert repr(made) == f"<Job {client.namespace}/job: Complete 20/20>"
 
     made.delete()
@@ -109,7 +100,7 @@ def test_jobs_are_listed_and_watched_with_their_deletion(client: RLJobClient, ne
 
 def test_a_watch_goes_on_after_the_api_server_was_away(client: RLJobClient, control_plane: ControlPlane) -> None:
     made = client.create(manifests.job("job", managedBy="example.com/other"))
-    changes = client.watch("job", timeout=EFFECT_SECONDS)
+    changes = made.watch(timeout=EFFECT_SECONDS)
     assert next(changes).spec.suspend is False
     control_plane.kill_api_server()
     control_plane.start_api_server()

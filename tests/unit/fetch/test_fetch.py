@@ -38,26 +38,26 @@ WHOLE = archive(weights=b"w" * 1500, config=b"{}")
 
 def test_a_directory_of_the_archive_becomes_the_output(tmp_path: Path) -> None:
     output = tmp_path / "runs" / "job" / "model"
-    assert extract(io.BytesIO(WHOLE), "model", output) == 1502
+    assert extract(io.BytesIO(WHOLE).read, "model", output) == 1502
     assert {file.name: file.stat().st_size for file in output.iterdir()} == {"weights": 1500, "config": 2}
     assert list(output.parent.iterdir()) == [output]
 
 
 def test_a_file_of_the_archive_becomes_the_output(tmp_path: Path) -> None:
-    assert extract(io.BytesIO(WHOLE), "model/weights", tmp_path / "w") == 1502
+    assert extract(io.BytesIO(WHOLE).read, "model/weights", tmp_path / "w") == 1502
     assert (tmp_path / "w").read_bytes() == b"w" * 1500
 
 
 @pytest.mark.parametrize("length", [0, 100, 700, 512 + 1536, len(WHOLE) - 10240 + 1024, 512 + 1536 + 1024 + 100])
 def test_a_stream_that_ends_early_leaves_nothing(tmp_path: Path, length: int) -> None:
     with pytest.raises(IncompleteArchive):
-        extract(io.BytesIO(WHOLE[:length]), "model", tmp_path / "model")
+        extract(io.BytesIO(WHOLE[:length]).read, "model", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IncompleteArchive):
-        extract(io.BytesIO(archive(**{"../../../escaped": b"x"})), "model", tmp_path / "a" / "model")
+        extract(io.BytesIO(archive(**{"../../../escaped": b"x"})).read, "model", tmp_path / "a" / "model")
     assert not (tmp_path / "escaped").exists()
 
 

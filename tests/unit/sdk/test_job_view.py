@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rljob_api.job import RLJob
 from rljob_api.status import RLJobStatus
 from rljob_api.step_report import StepReportStatus
-from rljob_client.job_view import duration, memory_table, status_tree
+from rljob_client.job_view import memory_table, status_tree
 from rljob_testing.operator import manifests
 
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
@@ -83,7 +83,7 @@ STATUS = {
     "planChanges": [CHANGE],
     "attempts": [FAILED, {"number": 2, "planGeneration": 2, "startTime": time(9), "fromStep": 4}],
     "lastOutOfMemory": {"time": time(9), "step": 4, "diagnosis": DIAGNOSIS},
-    "display": {"phase": "Running", "step": "4/10"},
+    "display": {"phase": "Running", "step": "4/10", "reward": "0.5123"},
 }
 REPORT = {
     "step": 4,
@@ -145,17 +145,18 @@ def test_the_state_of_a_pod_is_its_reason(status: dict[str, Any], state: str) ->
 
 
 def test_a_job_that_no_operator_has_seen_is_pending() -> None:
-    assert tree({}).strip() == "job  Pending"
+    assert tree({}).splitlines()[0].strip() == "job  Pending"
 
 
 def test_memory_is_compared_with_its_limits() -> None:
     table = shown(memory_table(StepReportStatus.model_validate(REPORT))).splitlines()
     assert table[0] == "step 4"
-    assert table[2].split() == ["controller", "0", "–", "–", "–", *"3.00 GiB 4.00 GiB 0 bytes 0 bytes".split()]
+    assert table[2].split() == ["controller", "0", "–", "–", "–", *"3.00 GiB 4.00 GiB".split(), "–", "–"]
     assert "76.00 GiB  80.00 GiB" in table[3]
     assert "not reported" in shown(memory_table(None))
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(-3, "0s"), (59, "59s"), (61, "1m"), (11_520, "3h12m"), (187_200, "2d4h")])
-def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0s"), (59, "59s"), (61, "1m"), (11_520, "3h12m")])
+def test_the_duration_of_an_attempt_is_shown(seconds: float, text: str) -> None:
+    begun = {**STATUS["attempts"][1], "startTime": (NOW - timedelta(seconds=seconds)).isoformat()}  # type: ignore[index]
+    assert f"from step 4, for {text}" in tree({**STATUS, "attempts": [begun]})
