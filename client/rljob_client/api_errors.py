@@ -9,8 +9,10 @@ from typing import Any
 from rljob_client.errors import RunError
 
 OTHER_CLUSTER = "select the cluster (kubectl config use-context NAME, KUBECONFIG)"
-_RULE = re.compile(r'Invalid value: "(?:object|array|string|integer|number|boolean)": ')
-"""Start of the message of a CEL rule. The value is only the name of its type."""
+_RULE = re.compile(
+    r'Invalid value: (?:"(?:object|array|string|integer|number|boolean)": )?(?=[A-Za-z])(?!(?:true|false): )'
+)
+"""Start of the message of a CEL rule. Its value is at most the name of a type."""
 _NOT_CHECKED = "some validation rules were not checked"
 _BEFORE_REASON = re.compile(r".*?(?:strict decoding error|denied the request|denied request): ", re.DOTALL)
 

@@ -214,7 +214,7 @@ class Job:
         """Events about the job, as manifests, oldest first. The cluster keeps them for an hour by default."""
         selector = f"involvedObject.kind=RLJob,involvedObject.name={self.name}"
         found = self._api.list("events", fieldSelector=selector)
-        return sorted(found, key=lambda event: event["eventTime"] or event["metadata"]["creationTimestamp"])
+        return sorted(found, key=lambda event: event.get("eventTime") or event["metadata"]["creationTimestamp"])
 
     def report_status(self) -> StepReportStatus | None:
         """The progress and the memory of each process, as the job's pods reported it; None before the first report."""
@@ -293,6 +293,5 @@ def _parsed(model: type[Model], value: Object) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise KubernetesError(
-            f"expected a {model.__name__} of this version, found {found}; install the rljob-client of the cluster's CRDs"
-        ) from None
+        expected = f"expected a {model.__name__} of this version, found {found}"
+        raise KubernetesError(f"{expected}; install the rljob-client of the cluster's CRDs") from None

@@ -14,11 +14,10 @@ import typer
 
 from rljob_api.plan_change import Role
 from rljob_client.errors import RunError
+from rljob_client.jobs import Job, RLJobClient
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from rljob_client.jobs import Job, RLJobClient
 
 app = typer.Typer(
     name="kubectl rljob",
@@ -43,16 +42,14 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", h
 def _command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command. Its first parameter, a client or a job, becomes the options of the connection, and the name."""
 
-    def run(namespace: Namespace, context: Context, kubeconfig: Kubeconfig, **given: Any) -> None:
-        from rljob_client.jobs import RLJobClient
-
+    def run(namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None, **given: Any) -> None:
         client = RLJobClient(namespace, context, kubeconfig)
-        function(client if first.name == "client" else client.get(given.pop("name")), **given)
+        function(client.get(given.pop("name")) if first.annotation is Job else client, **given)
 
-    first, *own = inspect.signature(function).parameters.values()
-    name = [inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Name")]
-    connection = [each.replace(default=None) for each in list(inspect.signature(run).parameters.values())[:3]]
-    parameters = [*(name if first.name == "job" else []), *own, *connection]
+    first, *own = inspect.signature(function, eval_str=True).parameters.values()
+    connection = [*inspect.signature(run, eval_str=True).parameters.values()][:-1]
+    name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Name)
+    parameters = [*([name] if first.annotation is Job else []), *own, *connection]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__doc__ = function.__doc__
@@ -218,8 +215,6 @@ def complete() -> None:
     found = [] if words else [str(command.name) for command in app.registered_commands]
     with suppress(RunError):
         if words:
-            from rljob_client.jobs import RLJobClient
-
             found = [job.name for job in RLJobClient().list()]
     print("\n".join([*(name for name in found if name.startswith(begun)), ":4"]))  # 4: no names of files
 

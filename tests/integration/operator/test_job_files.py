@@ -25,7 +25,6 @@ from tests.integration.operator.conftest import restricted_pod
 from tests.unit.ledger.samples import step_record
 
 
-
 def test_logs_are_found_by_role_and_rank(client: RLJobClient, job: WatchedJob, kubelet_server: KubeletServer) -> None:
     job.create(policy={"replicas": 2, "gpusPerReplica": 2}).run(step=1)
     for name, text in (("controller", "step 1 ä\nstep 2\n"), ("policy-1", "rank 3\n"), ("policy-1.previous", "old\n")):

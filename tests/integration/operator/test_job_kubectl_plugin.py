@@ -126,9 +126,7 @@ def test_a_running_job_is_shown_changed_and_listed(
     assert "No out-of-memory failure found" in plugin("diagnose", "job").stdout
 
 
-def test_status_follows_a_job_until_it_is_deleted(
-    plugin: Plugin, control_plane: ControlPlane, job: WatchedJob
-) -> None:
+def test_status_follows_a_job_until_it_is_deleted(plugin: Plugin, control_plane: ControlPlane, job: WatchedJob) -> None:
     job.create(suspend=True)
     eventually(lambda: job.phase == "Suspended", "the phase")
     program = "from rljob_client.__main__ import kubectl_plugin; kubectl_plugin()"

@@ -151,7 +151,7 @@ def test_a_job_that_no_operator_has_seen_is_pending() -> None:
 def test_memory_is_compared_with_its_limits() -> None:
     table = shown(memory_table(StepReportStatus.model_validate(REPORT))).splitlines()
     assert table[0] == "step 4"
-    assert table[2].split() == ["controller", "0", "–", "–", "–", *"3.00 GiB 4.00 GiB".split(), "–", "–"]
+    assert table[2].split() == ["controller", "0", "–", "–", "–", *["3.00", "GiB", "4.00", "GiB"], "–", "–"]
     assert "76.00 GiB  80.00 GiB" in table[3]
     assert "not reported" in shown(memory_table(None))
 

@@ -32,7 +32,12 @@ def body(message: str, reason: str = "", **details: Any) -> bytes:
 @pytest.mark.parametrize(
     ("status", "answer", "kind", "sentence"),
     [
-        (401, body("Unauthorized"), AccessDenied, "expected credentials that the cluster accepts, found: Unauthorized; log"),
+        (
+            401,
+            body("Unauthorized"),
+            AccessDenied,
+            "expected credentials that the cluster accepts, found: Unauthorized; log",
+        ),
         (
             403,
             body(f'rljobs.rljob.dev is forbidden: User "ann" cannot list resource "rljobs" {IN_NAMESPACE}'),
@@ -41,7 +46,9 @@ def body(message: str, reason: str = "", **details: Any) -> bytes:
         ),
         (
             403,
-            body("rljobs.rljob.dev \"x\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: spec.env: refused"),
+            body(
+                "rljobs.rljob.dev \"x\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: spec.env: refused"
+            ),
             ObjectRefused,
             "spec.env: refused",
         ),
@@ -51,19 +58,39 @@ def body(message: str, reason: str = "", **details: Any) -> bytes:
             ObjectRefused,
             "spec: the job does not fit",
         ),
-        (404, b"404 page not found\n", KubernetesError, "expected a cluster with RLJob's CRDs, found: 404 page not found; "),
-        (404, body("the server could not find the requested resource"), KubernetesError, "expected a cluster with RLJob"),
+        (
+            404,
+            b"404 page not found\n",
+            KubernetesError,
+            "expected a cluster with RLJob's CRDs, found: 404 page not found; ",
+        ),
+        (
+            404,
+            body("the server could not find the requested resource"),
+            KubernetesError,
+            "expected a cluster with RLJob",
+        ),
         (404, body('namespaces "a" not found', kind="namespaces", name="a"), ObjectMissing, "expected a namespace"),
         (404, body('rljobs.rljob.dev "x" not found', name="x"), ObjectMissing, 'rljobs.rljob.dev "x" not found; check'),
-        (409, body('rljobs.rljob.dev "x" already exists', "AlreadyExists", name="x"), ObjectExists, "expected a free name"),
-        (409, body("the object has been modified", "Conflict", name="x"), ObjectChanged, "expected an unchanged object"),
+        (
+            409,
+            body('rljobs.rljob.dev "x" already exists', "AlreadyExists", name="x"),
+            ObjectExists,
+            "expected a free name",
+        ),
+        (
+            409,
+            body("the object has been modified", "Conflict", name="x"),
+            ObjectChanged,
+            "expected an unchanged object",
+        ),
         (
             400,
             body('RLJob cannot be handled as a RLJob: strict decoding error: unknown field "spec.stepz"'),
             ObjectRefused,
             'unknown field "spec.stepz"',
         ),
-        (503, b"", NoCluster, "expected a cluster that responds, found: HTTP status 503: HTTP status 503; repeat"),
+        (503, b"", NoCluster, "expected a cluster that responds, found: HTTP status 503; repeat"),
     ],
 )
 def test_a_refusal_is_one_sentence(status: int, answer: bytes, kind: type[KubernetesError], sentence: str) -> None:
@@ -76,13 +103,17 @@ def test_a_refusal_is_one_sentence(status: int, answer: bytes, kind: type[Kubern
 def test_the_problems_of_a_manifest_are_the_rules_own_words() -> None:
     causes = [
         {"field": "spec.gang", "message": 'Invalid value: "string": Volcano cannot schedule jobs that Kueue admits'},
+        {"field": "spec.queueName", "message": "Invalid value: must be absent"},
+        {"field": "spec.suspend", "message": "Invalid value: true: must be false"},
         {"field": "spec.model.uri", "message": 'Invalid value: "SmolLM2": should match'},
-        {"field": "<nil>", "message": 'Invalid value: null: some validation rules were not checked because …'},
+        {"field": "<nil>", "message": "Invalid value: null: some validation rules were not checked because …"},
     ]
     error = refusal(422, body("RLJob is invalid: spec.gang: …", causes=causes))
     assert isinstance(error, ObjectRefused)
     assert error.problems == (
         ("spec.gang", "Volcano cannot schedule jobs that Kueue admits"),
+        ("spec.queueName", "must be absent"),
+        ("spec.suspend", "Invalid value: true: must be false"),
         ("spec.model.uri", 'Invalid value: "SmolLM2": should match'),
     )
 
@@ -101,7 +132,7 @@ def test_an_api_server_that_does_not_respond_is_named(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)
     api = ApiServer(kubeconfig=str(tmp_path / "config"))
     assert api.namespace == "research"
-    with pytest.raises(NoCluster, match=r"responds at http://127\.0\.0\.1:9, found: .*refused; start it, or select"):
+    with pytest.raises(NoCluster, match=r"responds, found at http://127\.0\.0\.1:9: .*refused; start it, or select"):
         api.get("rljobs", "digits")
 
 
