@@ -90,7 +90,7 @@ def test_jobs_are_listed_and_watched_with_their_deletion(
     assert [job.name for job in client.list()] == ["one", "two"]
     everywhere = [(job.namespace, job.name) for job in client.list(all_namespaces=True)]
     assert {(client.namespace, "one"), (other.namespace, "job")} <= set(everywhere)
-    seen = []
+    seen: list[tuple[str, bool]] = []
     for job in client.watch(timeout=EFFECT_SECONDS):
         if not seen:
             client.get("two").delete()
