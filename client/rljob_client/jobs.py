@@ -171,6 +171,8 @@ class Job:
             if self.is_true(type_) and (found := self.condition(type_)):
                 raise JobFailed(f"{self.name} {what} ({found.reason}): {found.message}")
         if self.is_true(ConditionType.COMPLETE):
+            if until == ConditionType.RUNNING:  # it has run, between two looks
+                return True
             raise JobEnded(f"expected {until} of {self.name}, found {self._state}")
         return False
 

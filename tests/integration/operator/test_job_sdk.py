@@ -52,8 +52,9 @@ def test_a_job_is_created_followed_suspended_and_deleted(client: RLJobClient, jo
     assert made.patch({"algorithm": {"steps": 20}}).spec.algorithm.steps == 20
     job.complete(steps=20, attempt=2)
     assert made.wait(timeout=EFFECT_SECONDS).status.step == 20
-    with pytest.raises(JobEnded, match="expected Running of job, found Complete: "):
-        made.wait("Running", timeout=EFFECT_SECONDS)
+    assert made.wait("Running", timeout=EFFECT_SECONDS).phase == "Complete"
+    with pytest.raises(JobEnded, match="expected Recovering of job, found Complete: "):
+        made.wait("Recovering", timeout=EFFECT_SECONDS)
     eventually(lambda: made.events()[-1]["reason"] == "JobCompleted", "the Event", context=made.events)
     assert {"Suspended", "AttemptStarted"} <= {event["reason"] for event in made.events()}
     assert repr(made) == f"<Job {client.namespace}/job: Complete 20/20>"
