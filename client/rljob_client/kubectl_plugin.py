@@ -8,16 +8,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
 
 from rljob_api.plan_change import Role
 from rljob_client.errors import RunError
+from rljob_client.job_view import memory_table, status_tree
 from rljob_client.jobs import Job, RLJobClient
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer(
     name="kubectl rljob",
@@ -65,9 +67,6 @@ def list_(
     ] = False,
 ) -> None:
     """List jobs with phase, step, reward and explanation."""
-    from rich.markup import escape
-    from rich.table import Table
-
     titles = ("namespace", "name", "phase", "step", "reward", "explanation")
     table = Table(*titles[not all_namespaces :], box=None, pad_edge=False, header_style="dim")
     for job in client.list(all_namespaces=all_namespaces):
@@ -84,10 +83,6 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", metavar="", help="Show each change.")] = False,
 ) -> None:
     """Show a job as a tree: conditions, memory plan, latest failure, attempts, pods and GPUs."""
-    from rich.live import Live
-
-    from rljob_client.job_view import status_tree
-
     console = _console()
     with Live(console=console, auto_refresh=False, transient=True) as live, suppress(KeyboardInterrupt):
         for _ in job.watch() if watch else (job,):
@@ -124,8 +119,6 @@ def logs(
 @_command
 def top(job: Job) -> None:
     """Show the memory of each process in the last committed step, against its limits."""
-    from rljob_client.job_view import memory_table
-
     _console().print(memory_table(job.report_status()))
 
 
@@ -221,8 +214,6 @@ def complete() -> None:
 
 def _console() -> Console:
     """A console that wraps lines for a terminal only."""
-    from rich.console import Console
-
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1_000
