@@ -256,6 +256,7 @@ def _configuration(context: str | None, kubeconfig: str | None) -> tuple[Any, st
 
     configuration = Configuration()
     configuration.retries = False  # urllib3 would log each retry
+    configuration.keep_alive = True
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     try:
         if context is None and not os.path.exists(path) and (_SERVICE_ACCOUNT / "token").exists():
