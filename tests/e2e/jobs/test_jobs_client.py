@@ -27,9 +27,9 @@ def test_a_job_is_followed_and_its_files_are_fetched(
     job = client.create(digits(algorithm={"steps": 20}, policy={"gpusPerReplica": 0}))
     phases: list[str] = []
     job.wait(timeout=PATIENCE_SECONDS, on_progress=lambda job: phases.append(job.phase))
-    assert "Running" in phases
+    assert (phases[0], phases[-1]) == ("Pending", "Complete")
     assert [step.step for step in job.metrics()] == list(range(1, 21))
-    assert "step 20" in job.logs() or "20/20" in job.logs()
+    assert "start-up" in job.logs()
     assert (job.model(tmp_path / "model") / "model.safetensors").is_file()
 
     def plugin(*words: str) -> str:
