@@ -92,7 +92,9 @@ def _run_files(api: ApiServer, name: str) -> RunFiles:
 def _pod(api: ApiServer, files: RunFiles, image: str | None) -> Object:
     of_job = next(iter(api.list("pods", labelSelector=f"{JOB_NAME_LABEL}={files.job}")), None)  # the controller's
     if image is None and of_job is None:
-        raise ObjectMissing("the pods of the job are gone: name an image with tar and sleep by --image")
+        raise ObjectMissing(
+            "the pods of the job are gone: name an image with tar and sleep (--image, Job.reader_image)"
+        )
     name = f"{files.job}-fetch-{secrets.token_hex(3)}"
     return reader_pod(files, name, image or image_of(of_job or {}), of_job)
 

@@ -89,6 +89,8 @@ class Job:
         self.stored = stored
         """The object as the API server sent it."""
         self.is_deleted = is_deleted
+        self.reader_image: str | None = None
+        """Image with tar and sleep of the pod that reads the volume; None: that of the job's pods, if it has any."""
         self._api = api.at(self.namespace)
 
     def __repr__(self) -> str:
@@ -273,7 +275,7 @@ class Job:
 
     def fetch(self, files: str, path: str | Path, *, without: Sequence[str] = ()) -> Path:
         """Copy a file or directory of the run (`.`: all of it), as `rljob fetch`, and return its path here."""
-        fetch_files(self._api, self.name, files, Path(path), without=without)
+        fetch_files(self._api, self.name, files, Path(path), image=self.reader_image, without=without)
         return Path(path)
 
 

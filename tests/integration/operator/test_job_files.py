@@ -19,7 +19,7 @@ from rljob_testing.operator.api_client import RequestRefused, ResourceClient
 from rljob_testing.operator.kubelet_server import KubeletServer
 from rljob_testing.operator.simulated_kubelet import SimulatedKubelet
 from rljob_testing.operator.watched_job import WatchedJob
-from rljob_testing.patience import eventually
+from rljob_testing.patience import EFFECT_SECONDS, eventually
 from rljob_trainer.models.resolve import resolve_model
 from tests.integration.operator.conftest import restricted_pod
 from tests.unit.ledger.samples import step_record
@@ -59,6 +59,11 @@ def test_metrics_and_model_come_from_the_volume(
     (volume / "model" / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(BadInput):
         made.model(tmp_path / "damaged")
+    made.suspend().wait("Suspended", timeout=EFFECT_SECONDS)
+    with pytest.raises(ObjectMissing, match=r"name an image with tar and sleep \(--image, Job.reader_image\)"):
+        made.metrics()
+    made.reader_image = "busybox"
+    assert len(made.metrics()) == 2
     eventually(lambda: not kubelet.reader_pods(job.namespace), "no reader pod left")
 
 
