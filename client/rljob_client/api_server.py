@@ -197,7 +197,7 @@ class ApiServer:
             if answer.status >= 400:
                 raise refusal(answer.status, answer.data)
             for warning in answer.headers.getlist("Warning"):  # 299 - "text"
-                warnings.warn(warning.partition('"')[2].removesuffix('"').replace('\\"', '"'), stacklevel=5)
+                warnings.warn(warning.partition('"')[2].removesuffix('"').replace('\\"', '"'), stacklevel=6)
             yield answer
         except (HTTPError, OSError, ApiException, ConfigException) as error:
             raise self._no_answer(error) from None
