@@ -14,6 +14,15 @@ _UTF_8 = "PYTHONUTF8"
 """Python's UTF-8 mode, which can only be set when it starts."""
 
 
+def kubectl_plugin() -> None:
+    """Run `kubectl rljob`."""
+    _import_nothing_from_the_working_directory()
+    _use_utf_8()
+    from rljob_client.kubectl_plugin import main
+
+    main()
+
+
 def main() -> None:
     """Run the command line. It is imported only once no signal can be lost."""
     if sys.argv[1:2] and sys.argv[1] in _FIRST_PROCESSES:

@@ -148,11 +148,11 @@ def diagnose(
     pod: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Read the logs and the termination status of a pod through kubectl. Repeatable."
+            metavar="NAME", help="Read the logs and the termination status of a pod of the cluster. Repeatable."
         ),
     ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind, through kubectl.")
+        str | None, typer.Option(metavar="NAME", help="Read those of all pods of a job of any kind in the cluster.")
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of --pod and --job.")
@@ -177,16 +177,20 @@ def diagnose(
       2    nothing to read, or FILE|DIR is not readable
     """
     from rljob_client.diagnose_command import run_diagnose
-    from rljob_client.kubectl import KubectlError
+
+    if not (pod or job):
+        if not paths:
+            raise typer.BadParameter("name a FILE, a DIR, --pod or --job", param_hint="FILE|DIR")
+        raise typer.Exit(run_diagnose(paths, as_json=as_json, explain=explain, exit_code=exit_code))
+    from rljob_client.api_errors import KubernetesError
+    from rljob_client.api_server import ApiServer
     from rljob_client.pod_evidence import collect_pods
 
     try:
-        with collect_pods(pods=pod or [], job=job, namespace=namespace) as collected:
+        with collect_pods(ApiServer(namespace=namespace), pods=pod or [], job=job) as collected:
             sources = [*(paths or []), *collected]
-            if not sources:
-                raise typer.BadParameter("name a FILE, a DIR, --pod or --job", param_hint="FILE|DIR")
             raise typer.Exit(run_diagnose(sources, as_json=as_json, explain=explain, exit_code=exit_code))
-    except KubectlError as problem:
+    except KubernetesError as problem:
         typer.echo(f"rljob: {problem}", err=True)
         raise typer.Exit(2) from None
 
@@ -220,7 +224,7 @@ def fetch(
         bool, typer.Option("--print-pod", metavar="", help="Only print the manifest of the reader pod.")
     ] = False,
 ) -> None:
-    """Fetch the trained model of a job from its volume in the cluster, through a small pod. Requires kubectl.
+    """Fetch the trained model of a job from its volume in the cluster, through a small pod.
 
     \b
     Exit codes:
@@ -229,7 +233,12 @@ def fetch(
       84   the fetched model is damaged
       85   DIR is not empty or not writable
     """
-    from rljob_client.fetch_command import FetchOptions
+    from rljob_client.api_server import ApiServer
+    from rljob_client.errors import RunError
     from rljob_client.fetch_command import fetch as run
 
-    raise typer.Exit(run(FetchOptions(job, path, output, namespace, context, image, print_pod)))
+    try:
+        run(ApiServer(context, namespace), job, path, output, image=image, print_pod=print_pod)
+    except RunError as error:
+        typer.echo(f"rljob: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None

@@ -1,4 +1,4 @@
-"""`rljob fetch`: a reader pod, a tar stream through `kubectl exec`, and the files on this machine."""
+"""`rljob fetch`: a reader pod, a tar stream out of it, and the files on this machine."""
 
 from __future__ import annotations
 
@@ -6,149 +6,133 @@ import secrets
 import shutil
 import sys
 import tarfile
-import tempfile
-import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from rljob_api.checkpoint import CheckpointSpec
-from rljob_api.exit_codes import ExitCode
-from rljob_api.metadata import checkpoint_claim_name
-from rljob_client.errors import OutputUnavailable, RunError
-from rljob_client.kubectl import Kubectl, KubectlError, explain_failure
+from rljob_api.metadata import JOB_NAME_LABEL, checkpoint_claim_name
+from rljob_client.api_errors import KubernetesError, ObjectMissing
+from rljob_client.api_server import ApiServer, Object
+from rljob_client.errors import OutputUnavailable
 from rljob_client.model_files import require_whole
 from rljob_memory.sizes import human_bytes
 
+Read = Callable[[int], bytes]
+"""Returns at most that many bytes; none at the end."""
+
 _START_SECONDS = 300.0
-_POLL_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOptions:
-    """Options of the command line."""
-
-    job: str
-
-    path: str = "model"
-    """Directory of the run to fetch."""
-
-    output: Path | None = None
-    """None: runs/JOB/PATH."""
-
-    namespace: str | None = None
-
-    context: str | None = None
-
-    image: str | None = None
-    """Image of the reader pod; None: that of the job's pods."""
-
-    print_pod: bool = False
-    """Print the manifest of the reader pod instead."""
+def fetch(
+    api: ApiServer, job: str, path: str, output: Path | None, *, image: str | None = None, print_pod: bool = False
+) -> None:
+    """Run the command. `output`: None for runs/JOB/PATH. `print_pod`: only print the manifest of the reader pod."""
+    if print_pod:
+        print(yaml.safe_dump(_pod(api, _run_files(api, job), image), sort_keys=False), end="")
+        return
+    output = output or Path("runs", job, path)
+    size = fetch_files(api, job, path, output, image=image)
+    print(f"{human_bytes(size)} in {output}")
 
 
-def fetch(options: FetchOptions) -> ExitCode:
-    """Fetch the files, print where they are, and return the exit code."""
-    kubectl = Kubectl(options.context, options.namespace)
+def fetch_files(
+    api: ApiServer, job: str, path: str, output: Path, *, image: str | None = None, without: Sequence[str] = ()
+) -> int:
+    """Copy a file or directory `path` of the run (`.`: all of it) to `output`, and return the bytes of its files.
+
+    `without`: directories of the run to leave out. `image`: that of the reader pod, by default that of the job's pods.
+    Raises KubernetesError and OutputUnavailable; BadInput if a fetched model is damaged.
+    """
+    path = _checked(path)
+    require_free(output)
+    files = _run_files(api, job)
+    pod = _pod(api, files, image)
+    name = pod["metadata"]["name"]
+    api.create("pods", pod)
     try:
-        path = _checked_path(options.path)
-        files = _run_files(kubectl, options.job)
-        pod = _pod(kubectl, files, options.image)
-        if options.print_pod:
-            print(yaml.safe_dump(pod, sort_keys=False), end="")
-            return ExitCode.COMPLETE
-        output = options.output or Path("runs", options.job, path)
-        require_free(output)
-        _copy(kubectl, pod, files, path, output)
-    except RunError as error:
-        print(f"rljob: {error}", file=sys.stderr)
-        return error.exit_code
-    return ExitCode.COMPLETE
+        _wait_until_ready(api, name)
+        size = _stream(api, name, files, path, output, without)
+    finally:
+        try:
+            api.delete("pods", name, gracePeriodSeconds=0)
+        except ObjectMissing:
+            pass
+        except KubernetesError as error:  # it must not replace the failure that is being reported
+            print(f"rljob: pod {name} was not deleted: {error}", file=sys.stderr)
+    if path == "model":
+        require_whole(output)
+    return size
 
 
-def _checked_path(path: str) -> str:
+def _checked(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
-        raise KubectlError(f"--path: expected a directory of the run, such as model or plots, found {path}")
+        raise KubernetesError(f"--path: expected a directory of the run, such as model or plots, found {path}")
     return "/".join(parts) or "."
 
 
-def _run_files(kubectl: Kubectl, name: str) -> RunFiles:
-    """Raises ClusterError if there is neither the job nor a claim that it left."""
-    job = kubectl.find("rljob", name)
+def _run_files(api: ApiServer, name: str) -> RunFiles:
+    """Raises ObjectMissing if there is neither the job nor a claim that it left."""
+    job = api.find("rljobs", name)
     if job is not None:
         given: dict[str, Any] = job["spec"].get("checkpoint") or {}
         return RunFiles.of(name, CheckpointSpec.model_validate(given, by_alias=True, by_name=False))
-    if kubectl.find("persistentvolumeclaim", checkpoint_claim_name(name)) is not None:
+    if api.find("persistentvolumeclaims", checkpoint_claim_name(name)) is not None:
         return RunFiles.of(name, CheckpointSpec(retain=True))
-    raise KubectlError(
+    raise ObjectMissing(
         f"expected an RLJob {name}, or the claim {checkpoint_claim_name(name)} of one with checkpoint.retain, found "
         "neither; name its namespace with -n"
     )
 
 
-def _pod(kubectl: Kubectl, files: RunFiles, image: str | None) -> dict[str, Any]:
-    of_job = kubectl.find("pod", f"{files.job}-controller") or kubectl.find("pod", f"{files.job}-policy-0")
+def _pod(api: ApiServer, files: RunFiles, image: str | None) -> Object:
+    of_job = next(iter(api.list("pods", labelSelector=f"{JOB_NAME_LABEL}={files.job}")), None)  # the controller's
     if image is None and of_job is None:
-        raise KubectlError("the pods of the job are gone: name an image with tar and sleep by --image")
+        raise ObjectMissing(
+            "the pods of the job are gone: name an image with tar and sleep (--image, Job.reader_image)"
+        )
     name = f"{files.job}-fetch-{secrets.token_hex(3)}"
     return reader_pod(files, name, image or image_of(of_job or {}), of_job)
 
 
-def _copy(kubectl: Kubectl, pod: dict[str, Any], files: RunFiles, path: str, output: Path) -> None:
-    name = pod["metadata"]["name"]
-    kubectl.run("create", "-f", "-", stdin=yaml.safe_dump(pod))
-    try:
-        _wait_until_ready(kubectl, name)
-        print(f"fetching {path} of {files.job}", flush=True)
-        size = _stream(kubectl, name, files, path, output)
-    finally:
-        try:
-            kubectl.run("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
-        except KubectlError as error:  # it must not replace the failure that is being reported
-            print(f"rljob: pod {name} was not deleted: {error}", file=sys.stderr)
-    if path == "model":
-        require_whole(output)
-    print(f"{human_bytes(size)} in {output}")
-
-
-def _wait_until_ready(kubectl: Kubectl, name: str) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        pod = kubectl.find("pod", name)
-        if pod is None:
-            raise KubectlError(f"pod {name} was deleted")
+def _wait_until_ready(api: ApiServer, name: str) -> None:
+    pod = None
+    for kind, pod in api.changes("pods", name=name, seconds=_START_SECONDS):
+        if kind == "DELETED":
+            raise ObjectMissing(f"pod {name} was deleted")
         if is_ready(pod):
             return
-        if time.monotonic() > deadline:
-            why = start_obstacle(pod) or f"see kubectl describe pod {name}"
-            raise KubectlError(f"pod {name} has not started after {_START_SECONDS:.0f} s: {why}")
-        time.sleep(_POLL_SECONDS)
+    why = start_obstacle(pod or {}) or f"see kubectl describe pod {name}"
+    raise KubernetesError(f"pod {name} has not started after {_START_SECONDS:.0f} s: {why}")
 
 
-def _stream(kubectl: Kubectl, pod: str, files: RunFiles, path: str, output: Path) -> int:
-    with tempfile.TemporaryFile() as errors:
-        caches = ("--exclude=./.model-cache", "--exclude=.compile-cache")
-        command = ("exec", pod, "--", "tar", "-C", files.mounted, *caches, "-cf", "-", path)
-        with kubectl.stream(*command, errors=errors) as process:
-            assert process.stdout is not None
-            try:
-                size = extract(process.stdout, path, output)
-                problem = None
-            except IncompleteArchive as error:
-                process.stdout.close()
-                size, problem = 0, str(error)
-        if problem is None and process.returncode == 0:
-            return size
-        errors.seek(0)
-        stderr = errors.read().decode(errors="replace").strip()
+def _stream(api: ApiServer, pod: str, files: RunFiles, path: str, output: Path, without: Sequence[str]) -> int:
+    left_out = ("./.model-cache", ".compile-cache", *(f"./{name}" for name in without))
+    excluded = [f"--exclude={name}" for name in left_out]
+    command = api.execute(pod, ["tar", "-C", files.mounted, *excluded, "-cf", "-", path])
+    try:
+        size = extract(command.read, path, output)
+        problem = None
+    except IncompleteArchive as error:
+        size, problem = 0, str(error)
+    finally:
+        command.close()
+    # A running job writes to its files, of which the archive has the state at their start.
+    failure = None if _CHANGED in (command.failure or "") else command.failure
+    if not (problem or failure):
+        return size
     shutil.rmtree(output, ignore_errors=True)
-    if "No such file" in stderr:
-        raise KubectlError(_absent(path, files))
-    why = explain_failure(f"exec {pod}", stderr) if stderr else problem
-    raise KubectlError(f"cannot fetch {path} of {files.job}: {why}")
+    if "No such file" in (failure or ""):
+        raise ObjectMissing(_absent(path, files))
+    raise KubernetesError(f"cannot fetch {path} of {files.job}: {failure or problem}")
+
+
+_CHANGED = "file changed as we read it"
+"""Warning of GNU tar, which then ends with code 1."""
 
 
 def _absent(path: str, files: RunFiles) -> str:
@@ -167,12 +151,12 @@ class IncompleteArchive(Exception):
 class _Tail:
     """A stream that remembers its last bytes."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, read: Read) -> None:
+        self._read = read
         self.last = b""
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
+    def read(self, size: int) -> bytes:
+        data = self._read(size)
         self.last = (self.last + data)[-len(_END) :]
         return data
 
@@ -185,8 +169,9 @@ def require_free(directory: Path) -> None:
         )
 
 
-def extract(stream: IO[bytes], name: str, directory: Path) -> int:
-    """Extract the directory `name` of the archive (`.`: all of it) as `directory`, and return the bytes of its files.
+def extract(read: Read, name: str, directory: Path) -> int:
+    """Extract the file or directory `name` of the archive (`.`: all of it) as `directory`, and return the bytes of its
+    files.
 
     `directory` exists only if the archive was complete. Raises IncompleteArchive and OutputUnavailable. Links and
     paths out of the directory are refused (PEP 706).
@@ -196,7 +181,7 @@ def extract(stream: IO[bytes], name: str, directory: Path) -> int:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        tail = _Tail(stream)
+        tail = _Tail(read)
         with tarfile.open(fileobj=tail, mode="r|") as archive:  # type: ignore[call-overload]
             for member in archive:
                 archive.extract(member, partial, filter="data")
@@ -206,8 +191,8 @@ def extract(stream: IO[bytes], name: str, directory: Path) -> int:
         if tail.last != _END:
             raise IncompleteArchive("the stream ended early")
         source = partial if name == "." else partial / name
-        if not source.is_dir():
-            raise IncompleteArchive(f"it has no directory {name}")
+        if not source.exists():
+            raise IncompleteArchive(f"it has no {name}")
         if directory.exists():
             directory.rmdir()
         source.rename(directory)
@@ -219,8 +204,6 @@ def extract(stream: IO[bytes], name: str, directory: Path) -> int:
         shutil.rmtree(partial, ignore_errors=True)
     return size
 
-
-Object = dict[str, Any]
 
 CONTAINER = "fetch"
 MOUNT = "/run-files"

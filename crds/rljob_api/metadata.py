@@ -12,6 +12,11 @@ GROUP = "rljob.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+JOB_NAME_LABEL = f"{GROUP}/job-name"
+ROLE_LABEL = f"{GROUP}/role"
+INDEX_LABEL = f"{GROUP}/index"
+"""Labels of a job's pods: its name, the role, and the number within the role, from 0."""
+
 MAX_JOB_NAME_LENGTH = 48
 """Pods, Services and Secrets are named after their job, with a suffix; a name has at most 63 characters."""
 JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"

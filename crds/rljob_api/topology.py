@@ -43,6 +43,15 @@ def worker_pods(spec: Any) -> tuple[WorkerPods, ...]:
     return policy, WorkerPods("rollout", rollout.replicas or 1, _rollout_gpus(spec), rollout.tensor_parallel_size)
 
 
+def pod_of_process(spec: Any, role: str, rank: int) -> tuple[str, int]:
+    """Role and index of the pod that runs a process. With topology Colocated, engines run in the policy's pods."""
+    if role == "controller":
+        return role, 0
+    policy, *others = worker_pods(spec)
+    pods = others[0] if others and role == others[0].role else policy
+    return pods.role, rank // pods.processes_per_pod
+
+
 def _rollout_gpus(spec: Any) -> int:
     """GPUs of the pod that runs an engine."""
     if spec.topology == "Colocated":

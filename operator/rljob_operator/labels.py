@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-JOB_NAME = "rljob.dev/job-name"
+from rljob_api.metadata import INDEX_LABEL, JOB_NAME_LABEL, ROLE_LABEL
+
+JOB_NAME = JOB_NAME_LABEL
 JOB_UID = "rljob.dev/job-uid"
-ROLE = "rljob.dev/role"
-INDEX = "rljob.dev/index"
+ROLE = ROLE_LABEL
+INDEX = INDEX_LABEL
 ATTEMPT = "rljob.dev/attempt"
 PLAN_GENERATION = "rljob.dev/plan-generation"
 

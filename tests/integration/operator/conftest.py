@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rljob_client import RLJobClient
 from rljob_cluster.binaries import CONTROL_PLANE, require_binaries
 from rljob_cluster.commands import ClusterError
 from rljob_cluster.control_plane import ControlPlane
@@ -19,6 +20,7 @@ from rljob_testing.operator import manifests
 from rljob_testing.operator.api_client import ResourceClient
 from rljob_testing.operator.fault_proxy import FaultProxy
 from rljob_testing.operator.installation import install
+from rljob_testing.operator.kubelet_server import KubeletServer
 from rljob_testing.operator.operator_process import (
     BLOCK,
     OPERATOR_NAMESPACE,
@@ -94,6 +96,20 @@ def namespace(new_namespace: Callable[[], str]) -> str:
     return new_namespace()
 
 
+@pytest.fixture
+def client(control_plane: ControlPlane, namespace: str) -> RLJobClient:
+    """The SDK in the test's namespace, as an administrator."""
+    return RLJobClient(namespace, kubeconfig=str(control_plane.kubeconfig))
+
+
+@pytest.fixture
+def volume(kubelet_server: KubeletServer, namespace: str, tmp_path: Path) -> Path:
+    """The directory of the job `job` on the volume of the test's namespace."""
+    kubelet_server.volumes[namespace] = tmp_path / "volume"
+    (tmp_path / "volume" / "job").mkdir(parents=True)
+    return tmp_path / "volume" / "job"
+
+
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -163,6 +179,18 @@ def kubelet(api: ResourceClient) -> Iterator[SimulatedKubelet]:
     kubelet.start()
     yield kubelet
     kubelet.stop()
+
+
+@pytest.fixture(scope="session")
+def kubelet_server(
+    kubelet: SimulatedKubelet, ports: Iterator[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubeletServer]:
+    """Answers for both nodes when logs are read and commands are run."""
+    server = KubeletServer(tmp_path_factory.mktemp("kubelet"), next(ports))
+    server.start()
+    kubelet.serve(server.port)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,6 @@ sys.meta_path.insert(0, Absent())
 from rljob_client.__main__ import main
 main()
 """
-KUBECTL = """#!/bin/sh
-case "$*" in *persistentvolumeclaim*) echo '{"metadata": {"name": "sums-checkpoints"}}' ;; esac
-"""
 
 
 def rljob(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -59,12 +56,10 @@ def test_a_run_is_plotted(tmp_path: Path) -> None:
     assert [Path(line).is_file() for line in done.stdout.splitlines()] == [True] * 8, done.stderr
 
 
-def test_the_pod_that_fetches_is_printed(tmp_path: Path) -> None:
-    (tmp_path / "kubectl").write_text(KUBECTL)
-    (tmp_path / "kubectl").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    done = rljob("fetch", "sums", "--image", "busybox", "--print-pod", PATH=path)
-    assert "claimName: sums-checkpoints" in done.stdout, done.stderr
+def test_a_fetch_asks_for_a_cluster(tmp_path: Path) -> None:
+    done = rljob("fetch", "sums", KUBECONFIG=str(tmp_path / "absent"))
+    assert done.returncode == 1
+    assert "expected a kubeconfig with a current context, found" in done.stderr
 
 
 def test_run_is_refused_with_advice() -> None:

@@ -20,6 +20,7 @@ Pod = dict[str, Any]
 
 CPU_NODE, GPU_NODE = "cpu-node", "gpu-node"
 
+_READER_PODS = "app.kubernetes.io/name=rljob-fetch"
 _ROUND_SECONDS = 0.1
 _HEARTBEAT_SECONDS = 10.0
 
@@ -40,6 +41,10 @@ class SimulatedKubelet:
         """All job pods of the namespace, or those of one role, by name."""
         selector = labels.ROLE if role is None else f"{labels.ROLE}={role}"
         return sorted(self._api.list("pods", namespace, selector), key=lambda pod: str(pod["metadata"]["name"]))
+
+    def reader_pods(self, namespace: str | None = None) -> list[Pod]:
+        """Pods of `rljob fetch`."""
+        return self._api.list("pods", namespace, _READER_PODS)
 
     def place(self, pod: Pod, node: str) -> None:
         """Act as the scheduler."""
@@ -102,6 +107,15 @@ class SimulatedKubelet:
         """Act as a device plugin; 0: the node has no GPU resource."""
         self._api.merge("nodes", node, {"status": manifests.node_status(gpus)}, subresource="status")
 
+    def serve(self, port: int) -> None:
+        """Name the port on which a `KubeletServer` answers for both nodes."""
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+        }
+        for node in (CPU_NODE, GPU_NODE):
+            self._api.merge("nodes", node, {"status": status}, subresource="status")
+
     def declare(self, *features: str) -> None:
         """Set the declared features of both nodes."""
         for node in (CPU_NODE, GPU_NODE):
@@ -111,7 +125,8 @@ class SimulatedKubelet:
         while not self._stop.wait(_ROUND_SECONDS):
             with suppress(httpx.TransportError), _only_own_mistakes():  # some tests stop the API server
                 self._heartbeat()
-                for pod in self._api.list("pods", selector=labels.ROLE):
+                pods = self._api.list("pods", selector=labels.ROLE)
+                for pod in (*pods, *self.reader_pods()):
                     if pod["metadata"]["namespace"] in self._namespaces:
                         self._care_for(pod)
 
@@ -140,6 +155,7 @@ class SimulatedKubelet:
     def _status(self, pod: Pod, status: dict[str, Any]) -> None:
         namespace, name = _key(pod)
         for container in status["containerStatuses"]:  # without them, the API server refuses to resize the pod
+            container["name"] = pod["spec"]["containers"][0]["name"]
             container["resources"] = pod["spec"]["containers"][0].get("resources", {})
         self._api.patch_status("pods", name, status, namespace)
 
@@ -166,7 +182,6 @@ def _restarts(pod: Pod) -> int:
 
 def _status(phase: str, state: dict[str, Any], *, ready: bool, restarts: int = 0) -> dict[str, Any]:
     container = {
-        "name": "rljob",
         "state": state,
         "ready": ready,
         "started": "running" in state,
