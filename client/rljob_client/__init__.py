@@ -1,1 +1,1 @@
-"""The `rljob` command: checks, diagnoses, plots and fetches runs without torch, vLLM and Ray."""
+"""The `rljob` command: checks and diagnoses jobs, reports and fetches runs without torch, vLLM and Ray."""

@@ -71,7 +71,7 @@ def fetch(options: FetchOptions) -> ExitCode:
 def _checked_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
-        raise KubectlError(f"--path: expected a directory of the run, such as model or plots, found {path}")
+        raise KubectlError(f"--path: expected a directory of the run, such as model or logs, found {path}")
     return "/".join(parts) or "."
 
 
