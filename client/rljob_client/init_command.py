@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Choices:
     gpus: int | None = None
     steps: int | None = None
     algorithm: str | None = None
-    settings: tuple[str, ...] | list[str] = ()
+    settings: Sequence[str] = ()
     """Other fields, as `path=value`."""
 
 

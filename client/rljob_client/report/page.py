@@ -49,7 +49,7 @@ def report_html(run: RunFiles, now: datetime) -> str:
         wide = " wide" if chart.is_wide else ""
         return (
             f'<figure class="chart{wide}"><figcaption><b>{escape(chart.title)}</b> <span>{escape(chart.note)}</span>'
-            f'</figcaption><div class="plot" id="chart-{len(charts) - 1}" style="height:{chart.height}px"></div></figure>'
+            f'</figcaption><div class="drawing" id="chart-{len(charts) - 1}" style="height:{chart.height}px"></div></figure>'
         )
 
     contents = {

@@ -1,5 +1,6 @@
 "use strict";
 // Draws the figures in the colors of the page, again when these change, and at the width of the paper when printed.
+const PAPER_WIDTH = 680; // pixels, of A4 and Letter without margins
 const figures = JSON.parse(document.getElementById("figures").textContent);
 
 function styled(layout, isPrinted) {
@@ -14,6 +15,7 @@ function styled(layout, isPrinted) {
     font: { family: "system-ui, sans-serif", size: 12, color: muted },
     margin: { l: 52, r: 12, t: 10, b: 40 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink } },
+    width: isPrinted ? PAPER_WIDTH : undefined,
     hoverlabel: { bgcolor: color("--panel", "#f6f8fa"), font: { color: ink } },
   };
   for (const name of ["xaxis", "yaxis", "yaxis2"]) {
