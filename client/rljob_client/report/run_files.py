@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,9 +31,11 @@ from rljob_client.run_directory.records import (
 from rljob_client.run_directory.samples import Sample, read_samples
 from rljob_client.run_directory.summary import Summary, summarize
 from rljob_memory.budget import Setup, setup_of_facts
+from rljob_memory.sample import MemorySample
 
 _ANSWERED_WITHIN_SECONDS = 120.0
 """A plan change this soon after a failure is its recovery, and names its class."""
+_LARGE_LOGS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,15 @@ def read_run(directory: Path) -> RunFiles:
         manifest=manifest,
         spec=spec,
         samples=list(read_samples(directory / "samples.jsonl")),
-        timeline=memory_timeline(logged_samples(directory / "memory"), [each.started_at for each in attempts]),
+        timeline=memory_timeline(_memory_samples(directory / "memory"), [each.started_at for each in attempts]),
         unanswered=_unanswered(directory / "oom", answers),
     )
+
+
+def _memory_samples(logs: Path) -> Iterator[tuple[str, MemorySample]]:
+    """The samples of the logs; of large ones only those at the ends of phases, which have the peaks of the phases."""
+    is_large = sum(log.stat().st_size for log in logs.glob("*.jsonl*")) > _LARGE_LOGS_BYTES
+    return ((actor, sample) for actor, sample in logged_samples(logs) if not is_large or sample.micro_batch is None)
 
 
 def _manifest(path: Path) -> tuple[str, str, RLJobSpec | None]:
