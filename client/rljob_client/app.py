@@ -75,7 +75,6 @@ Settings = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Do not print progress and notes.")]
 
 
-
 def examples(*commands: str) -> str:
     """An epilog with one command on each line."""
     return "\n\n".join(("Examples:", *(f"  {command}" for command in commands)))

@@ -179,7 +179,9 @@ def init(
     """
     from rljob_client.init_command import Choices, write_manifest
 
-    raise typer.Exit(write_manifest(output, Choices(model, task, reward, gpus, steps, algorithm, settings or ()), force))
+    raise typer.Exit(
+        write_manifest(output, Choices(model, task, reward, gpus, steps, algorithm, settings or ()), force)
+    )
 
 
 @app.command(epilog=examples("rljob env", "rljob env --json"))

@@ -36,7 +36,9 @@ def run(
     settings: Settings = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", metavar="", help="Check the job as validate does, print its plan, and start nothing."),
+        typer.Option(
+            "--dry-run", metavar="", help="Check the job as validate does, print its plan, and start nothing."
+        ),
     ] = False,
     report: Annotated[
         bool, typer.Option("--report", metavar="", help="Write DIR/report.html when the run ends.")

@@ -20,6 +20,8 @@ MOST_POINTS = 5000
 _MOST_BARS = 300
 _LONGEST_WINDOW_STEPS = 51
 _SHARE = "share"
+_SMALL_SHARE = 0.2
+"""Shares above it are drawn on an axis from 0 to 1."""
 _BETWEEN = "between phases"
 
 COLORS = ("#3b8fd4", "#e0742c", "#2ca58d", "#cc79a7", "#d9a400", "#8d79c7")
@@ -56,7 +58,7 @@ class Chart:
 
 
 _PANELS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
-    ("Loss", "loss", {"loss": "loss"}),
+    ("Loss", "", {"loss": "loss"}),
     ("Entropy", "nats per token", {"entropy": "entropy"}),
     ("KL divergence", "nats", {"ppo_kl": "within the step", "kl": "from the initial model"}),
     ("Clip fraction", _SHARE, {"clip_fraction_low": "low", "clip_fraction_high": "high", "clip_fraction_dual": "dual"}),
@@ -125,7 +127,7 @@ def _reward_chart(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationR
         traces.append(_line("evaluation", [each.step for each in measured], values, 1, mode="lines+markers"))
     left_out = len(steps) - len(finite)
     note = f"Band: ± mean standard deviation of a step, cut at min and max.{_not_finite(left_out)}{_thinned(numbers)}"
-    return Chart("Reward", note, traces, _axes("", legend=True), is_wide=True, height=320)
+    return Chart("Reward", note, traces, _axes(legend=True), is_wide=True, height=320)
 
 
 def running_window(steps: int) -> int:
@@ -145,11 +147,11 @@ def _lines_chart(
     mode = mode if len(numbers) > 2 else "lines+markers"
     traces = [_line(label, numbers, values, index, mode=mode) for index, (label, values) in enumerate(lines.items())]
     count = max(sum(value is not None and not math.isfinite(value) for value in values) for values in lines.values())
-    layout = _axes(unit, legend=len(lines) > 1)
+    layout = _axes(legend=len(lines) > 1)
     if unit == _SHARE:
-        highest = max((value for values in lines.values() for value in values if is_finite(value)), default=0.0)
-        layout["yaxis"] |= {"range": [-0.02, 1.05]} if highest > 0.2 else {"rangemode": "tozero"}
-    return Chart(title, f"{unit}.{_not_finite(count)}{_thinned(numbers)}".removeprefix("."), traces, layout)
+        is_large = any(value is not None and value > _SMALL_SHARE for values in lines.values() for value in values)
+        layout["yaxis"] |= {"range": [-0.02, 1.05]} if is_large else {"rangemode": "tozero"}
+    return Chart(title, f"{unit}.{_not_finite(count)}{_thinned(numbers)}".removeprefix(".").strip(), traces, layout)
 
 
 def _not_finite(count: int) -> str:
@@ -162,9 +164,8 @@ def _thinned(points: Sequence[object]) -> str:
     return f" {len(points):,} points, drawn by the highest and the lowest of each {-(-2 * len(points) // MOST_POINTS)}."
 
 
-def _axes(unit: str, *, legend: bool = False, x: str = "step") -> dict[str, Any]:
-    yaxis: dict[str, Any] = {"title": {"text": unit}} if unit and unit != _SHARE else {}
-    return {"xaxis": {"title": {"text": x}}, "yaxis": yaxis, "showlegend": legend}
+def _axes(unit: str = "", *, legend: bool = False) -> dict[str, Any]:
+    return {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}}, "showlegend": legend}
 
 
 def _line(
@@ -251,7 +252,7 @@ def peak_charts(steps: Sequence[StepRecord]) -> list[Chart]:
                 | {"marker": {"color": PHASE_COLORS.get(phase, OTHER_COLOR), "size": 3}}
                 for phase, by_step in phases.items()
             ],
-            _axes("GiB", legend=True) | {"yaxis": {"rangemode": "tozero", "title": {"text": "GiB"}}},
+            _axes(legend=True) | {"yaxis": {"rangemode": "tozero"}},
         )
         for role, phases in sorted(peaks.items())
     ]

@@ -48,8 +48,9 @@ def report_html(run: RunFiles, now: datetime) -> str:
         charts.append(chart)
         wide = " wide" if chart.is_wide else ""
         return (
-            f'<figure class="chart{wide}"><figcaption><b>{escape(chart.title)}</b> <span>{escape(chart.note)}</span>'
-            f'</figcaption><div class="drawing" id="chart-{len(charts) - 1}" style="height:{chart.height}px"></div></figure>'
+            f'<figure class="chart{wide}"><figcaption><b>{escape(chart.title)}</b> '
+            f'<span>{escape(chart.note)}</span></figcaption><div class="drawing" id="chart-{len(charts) - 1}" '
+            f'style="height:{chart.height}px"></div></figure>'
         )
 
     contents = {
@@ -76,8 +77,8 @@ def report_html(run: RunFiles, now: datetime) -> str:
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>{escape(run.summary.job)} – RLJob report</title><style>{style}</style></head><body>'
-        f"<header>{_headline(run)}<nav>{links}</nav></header><main>{sections}</main><footer>{escape(written)}</footer>"
+        f'content="light dark"><title>{escape(run.summary.job)} – RLJob report</title><style>{style}</style></head>'
+        f"<body><header>{_headline(run)}<nav>{links}</nav></header><main>{sections}</main><footer>{escape(written)}</footer>"
         f'<script type="application/json" id="figures">{_json(figures)}</script>'
         f"<script>{plotly}</script><script>{script}</script></body></html>\n"
     )
@@ -188,7 +189,9 @@ def timeline_marks(run: RunFiles) -> list[Mark]:
         for change in changes
     ]
     for time, account in run.unanswered:
-        marks.append(Mark(time.timestamp(), f"out of memory: {human_bytes(account.requested_bytes or 0)} requested", True))
+        marks.append(
+            Mark(time.timestamp(), f"out of memory: {human_bytes(account.requested_bytes or 0)} requested", True)
+        )
     return sorted(marks, key=lambda mark: mark.time)
 
 
@@ -288,11 +291,11 @@ def _compared(name: str, planned: float, measured: float, unit: str) -> tuple[st
 
 def _configuration(run: RunFiles) -> str:
     parts = [f"<pre>{escape(_without_secrets(run))}</pre>" if run.manifest else "<p>There is no job.yaml.</p>"]
-    changes = plan_change_records(run.records)
+    plans = [record.plan for record in plan_change_records(run.records)]
     with suppress(ValidationError, IndexError):
-        plan = MemoryPlan.model_validate(run.attempts[-1].plan)
-        if changes and changes[-1].plan.generation > plan.generation:
-            plan = changes[-1].plan
+        plans.append(MemoryPlan.model_validate(run.attempts[-1].plan))
+    if plans:
+        plan = max(plans, key=lambda plan: plan.generation)
         rows = list(texts_of(plan).items())
         parts += [f"<h3>Memory plan, generation {plan.generation}</h3>", table(("setting", "value"), rows)]
     return "".join(parts)

@@ -14,7 +14,7 @@ function styled(layout, isPrinted) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: muted },
     margin: { l: 52, r: 12, t: 10, b: 40 },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink } },
+    legend: { traceorder: "normal", orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink } },
     width: isPrinted ? PAPER_WIDTH : undefined,
     hoverlabel: { bgcolor: color("--panel", "#f6f8fa"), font: { color: ink } },
   };

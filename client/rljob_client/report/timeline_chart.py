@@ -80,8 +80,15 @@ def timeline_chart(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence
         dashed = {"dash": "dash", "width": 1.5, "color": FAILURE_COLOR}
         shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": dashed})
     layout = {
-        "xaxis": {"title": {"text": "minutes, without pauses" if clock.pauses else "minutes"}, "anchor": "y2"},
-        "yaxis": {"domain": [0.27, 1], "range": [0, 1.08 * max(top, limit if is_near else 0)], "title": {"text": "GiB"}},
+        "xaxis": {
+            **{"title": {"text": "minutes, without pauses" if clock.pauses else "minutes"}, "anchor": "y2"},
+            "range": [0, clock.minutes(timeline.end)],
+        },
+        "yaxis": {
+            "domain": [0.27, 1],
+            "range": [0, 1.08 * max(top, limit if is_near else 0)],
+            "title": {"text": "GiB"},
+        },
         "yaxis2": {"domain": [0, 0.22], "fixedrange": True, "showgrid": False, "autorange": "reversed"},
         "barmode": "overlay",
         "shapes": shapes,
@@ -141,7 +148,9 @@ def _lanes(bands: Sequence[Band], clock: Clock) -> list[dict[str, Any]]:
     order = [*PHASE_COLORS, *(band.phase for band in bands)]
     for phase in sorted({band.phase for band in bands}, key=order.index):
         own = [band for band in bands if band.phase == phase]
-        begins, ends = ([clock.minutes(time) for time in times] for times in zip(*((b.begin, b.end) for b in own), strict=True))
+        begins, ends = (
+            [clock.minutes(time) for time in times] for times in zip(*((b.begin, b.end) for b in own), strict=True)
+        )
         lanes.append(
             {"type": "bar", "orientation": "h", "yaxis": "y2", "name": phase, "showlegend": False, "base": begins}
             | {"x": [round(end - begin, 4) for begin, end in zip(begins, ends, strict=True)], "y": [phase] * len(own)}

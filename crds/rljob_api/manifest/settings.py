@@ -63,8 +63,9 @@ def _path(setting: str, name: str, has_value: bool) -> Path:
     parts = [_PART.fullmatch(part) for part in name.split(".")]
     if not has_value or not all(parts):
         raise SettingError(
-            setting, "expected a path and a value, such as algorithm.steps=10 or rewards[0].weight=2; names with other "
-            "characters are written in the object that contains them, such as nodeSelector='{example.com/pool: a}'"
+            setting,
+            "expected a path and a value, such as algorithm.steps=10 or rewards[0].weight=2; names with other "
+            "characters are written in the object that contains them, such as nodeSelector='{example.com/pool: a}'",
         )
     path: list[str | int] = []
     for part in parts:

@@ -42,9 +42,9 @@ def loaded(manifest: Path, *settings: str) -> RLJob:
         ("spec.algorithm.steps=10", "algorithm.steps", 10),
         ("algorithm.learningRate=2e-5", "algorithm.learning_rate", 2e-5),
         ("algorithm.steps=", "algorithm.warmup_steps", 0),
-        ("memory.kvCache=8Gi", "memory.kv_cache_bytes", 8 << 30),
-        ("memory={kvCache: 8Gi}", "memory.kv_cache_bytes", 8 << 30),
-        ("rollout.engineArgs.max_num_seqs=7", "rollout.engine_args", {"max_num_seqs": 7}),
+        ("memory.kvCache=8Gi", "memory.kv_cache", 8 << 30),
+        ("memory={kvCache: 8Gi}", "memory.kv_cache", 8 << 30),
+        ("rollout.engineArgs.block_size=32", "rollout.engine_args", {"block_size": 32}),
         ("task.args.levels[1]=9", "task.args", {"levels": [1, 9]}),
         ("task.args=null", "task.args", {}),
         ("task.reward=rewards:other", "task.reward", "rewards:other"),
@@ -100,15 +100,11 @@ def test_problems_of_the_file_keep_their_lines(manifest: Path) -> None:
 
 
 def test_objects_that_an_alias_shares_are_changed_apart(manifest: Path) -> None:
-    template = "  policy: {template: &pod {spec: {nodeSelector: {a: b}}}}\n  rollout: {template: *pod}\n"
-    manifest.write_text(MANIFEST + template)
-    spec = loaded(manifest, "policy.template.spec.nodeSelector.a=c").spec
-    assert spec.policy.template is not None
-    assert spec.rollout.template is not None
-    assert (spec.policy.template["spec"], spec.rollout.template["spec"]) == (
-        {"nodeSelector": {"a": "c"}},
-        {"nodeSelector": {"a": "b"}},
-    )
+    roles = ("policy: {template: &pod {spec: {nodeSelector: {a: b}}}}", "rollout: {template: *pod}")
+    manifest.write_text(MANIFEST + "".join(f"  {line}\n" for line in ("topology: Disaggregated", *roles)))
+    spec = only_job(manifest, ["policy.template.spec.nodeSelector.a=c"]).document.data["spec"]
+    found = [spec[role]["template"]["spec"]["nodeSelector"]["a"] for role in ("policy", "rollout")]
+    assert found == ["c", "b"]
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])) | st.sampled_from(

@@ -158,7 +158,8 @@ def test_a_plan_follows_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("rljob rep", "report"), ("rljob validate --sch", "--schema-only"), ("rljob run --dry", "--dry-run")]
+    ("words", "expected"),
+    [("rljob rep", "report"), ("rljob validate --sch", "--schema-only"), ("rljob run --dry", "--dry-run")],
 )
 def test_the_shell_completes_commands_and_options(words: str, expected: str) -> None:
     program = "import sys; sys.argv[0] = 'rljob'; from rljob_client.__main__ import main; main()"

@@ -11,7 +11,7 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_failure import DeviceMemory, FailureKind, MemoryFailure
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_client.run_directory.ledger import Ledger
-from rljob_client.run_directory.records import EvaluationRecord, FaultRecord, PlanChangeRecord, RewardStatistics
+from rljob_client.run_directory.records import EvaluationRecord, FaultRecord, PlanChangeRecord
 from rljob_client.run_directory.summary import summarize
 from rljob_testing.memory_plans import memory_plan
 from tests.unit.ledger.samples import GIB, step_record
@@ -36,7 +36,9 @@ def write_run(directory: Path, steps: int = 40, *, is_ended: bool = True) -> Pat
     (directory / "job.yaml").write_text(MANIFEST)
     with Ledger(directory / "ledger.jsonl") as ledger:
         ledger.begin_attempt(BEGUN, {"torch": "2.13.0", "odd": HOSTILE}, {}, {})
-        ledger.record(EvaluationRecord(attempt=1, step=0, prompts=8, samples_per_prompt=1, metrics=scores(0), seconds=1))
+        ledger.record(
+            EvaluationRecord(attempt=1, step=0, prompts=8, samples_per_prompt=1, metrics=scores(0), seconds=1)
+        )
         for step in range(1, steps + 1):
             if step == 3:
                 ledger.record(FaultRecord(attempt=1, fault_class="ActivationSpike", phase="update", step=3, rank=0))
@@ -48,8 +50,8 @@ def write_run(directory: Path, steps: int = 40, *, is_ended: bool = True) -> Pat
             metrics |= {"ppo_kl": 0.01, "kl": 0.02, "uniform_groups": 0.5 * share, f"rewards/{HOSTILE}": share}
             record = step_record(
                 step,
+                0.9 * share,
                 attempt=1 if step < 3 else 2,
-                reward=RewardStatistics(mean=0.9 * share, std=0.2, min=0, max=1),
                 metrics=metrics,
                 seconds={"rollout": 5.5, "reward": 0.2, "update": 3.0, "sync": 0.3},
                 total_seconds=10.0,

@@ -43,7 +43,7 @@ class Visit:
 
     def drawn(self) -> list[int]:
         """The number of paths and bars in each chart."""
-        script = "all => all.map(drawing => drawing.querySelectorAll('.plot path').length)"
+        script = "all => all.map(drawing => drawing.querySelectorAll('.scatterlayer path, .barlayer path').length)"
         return list(self.page.eval_on_selector_all(".drawing", script))
 
 

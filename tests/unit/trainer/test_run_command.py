@@ -133,7 +133,12 @@ def test_a_job_that_cannot_run_is_refused_before_its_model_is_read(
         (["faultInjection: {enabled: true}"], {"faults": ("Foo@update:1",)}, "", "--fault Foo"),
         ([], {}, "steps: 3\n", "found: Invalid JSON: expected"),
         ([], {}, '{"kvCache": "4Gi"}', "found: emptyCache: Field required"),
-        ([], {"settings": ["algorithm.steps=x"]}, "", "--set algorithm.steps=x: spec.algorithm.steps: expected a whole"),
+        (
+            [],
+            {"settings": ["algorithm.steps=x"]},
+            "",
+            "--set algorithm.steps=x: spec.algorithm.steps: expected a whole",
+        ),
     ],
 )
 def test_an_invalid_command_leaves_no_output(
