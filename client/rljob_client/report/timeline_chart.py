@@ -16,6 +16,7 @@ from rljob_memory.sizes import GIB, human_bytes
 _MOST_MOMENTS = 5000
 _MOST_BANDS = 1500
 _SHORTEST_PAUSE_SECONDS = 60.0
+_SHORT_RUN_SECONDS = 300.0
 _NEAR_LIMIT = 0.3
 """Share of the limit from which it is drawn: a lower memory would be flattened."""
 FAILURE_COLOR = "#d6304a"
@@ -41,7 +42,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Minutes of a run without the pauses in which it had no process."""
+    """Time of a run without the pauses in which it had no process."""
 
     begin: float
     """Seconds since the epoch."""
@@ -49,10 +50,13 @@ class Clock:
     pauses: Sequence[tuple[float, float]]
     """Begin and end of each, in order."""
 
-    def minutes(self, time: float) -> float:
+    unit_seconds: int = 60
+
+    def at(self, time: float) -> float:
+        """Units since the begin."""
         before = self.pauses[: bisect_left(self.pauses, (time, time))]
         paused = sum(min(end, time) - begin for begin, end in before)
-        return round((time - self.begin - paused) / 60, 4)
+        return round((time - self.begin - paused) / self.unit_seconds, 4)
 
 
 def clock_of(timeline: Timeline) -> Clock:
@@ -62,7 +66,8 @@ def clock_of(timeline: Timeline) -> Clock:
         for before, after in pairwise(timeline.moments)
         if not before.levels and after.time - before.time > _SHORTEST_PAUSE_SECONDS
     ]
-    return Clock(timeline.begin, pauses)
+    is_short = timeline.end - timeline.begin < _SHORT_RUN_SECONDS
+    return Clock(timeline.begin, pauses, unit_seconds=1 if is_short else 60)
 
 
 def timeline_chart(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence[float]) -> Chart:
@@ -72,17 +77,18 @@ def timeline_chart(timeline: Timeline, marks: Sequence[Mark], attempts: Sequence
     traces = [*_layers(_thinned(timeline.moments), timeline.roles, clock), *_lanes(bands, clock)]
     top = fullest.total / GIB
     limit = timeline.limit_bytes / GIB
-    shapes = [_vertical(clock.minutes(begin), "dot", OTHER_COLOR) for begin in attempts if begin > timeline.begin]
-    shapes += [_vertical(clock.minutes(mark.time), "solid", FAILURE_COLOR) for mark in marks]
+    shapes = [_vertical(clock.at(begin), "dot", OTHER_COLOR) for begin in attempts if begin > timeline.begin]
+    shapes += [_vertical(clock.at(mark.time), "solid", FAILURE_COLOR) for mark in marks]
     if marks:
         traces.append(_marks(marks, clock, top))
     if is_near := limit > 0 and top > _NEAR_LIMIT * limit:
         dashed = {"dash": "dash", "width": 1.5, "color": FAILURE_COLOR}
         shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": dashed})
+    unit = "seconds" if clock.unit_seconds == 1 else "minutes"
     layout = {
         "xaxis": {
-            **{"title": {"text": "minutes, without pauses" if clock.pauses else "minutes"}, "anchor": "y2"},
-            "range": [0, clock.minutes(timeline.end)],
+            **{"title": {"text": f"{unit}, without pauses" if clock.pauses else unit}, "anchor": "y2"},
+            "range": [0, clock.at(timeline.end)],
         },
         "yaxis": {
             "domain": [0.27, 1],
@@ -133,7 +139,7 @@ def _layers(moments: Sequence[Moment], roles: Sequence[str], clock: Clock) -> li
         cached = [level.held - level.in_use if level else 0 for level in levels]
         layers.append((f"{role}, cached", f"rgba({color},0.4)", cached))
     layers.append(("other processes", f"rgba({_OTHERS},0.6)", [moment.others for moment in moments]))
-    xs = [clock.minutes(moment.time) for moment in moments]
+    xs = [clock.at(moment.time) for moment in moments]
     return [
         {"name": name, "x": xs, "y": [round(size / GIB, 4) for size in sizes], "stackgroup": "memory", "mode": "lines"}
         | {"line": {"width": 0, "shape": "hv"}, "fillcolor": color, "hovertemplate": "%{y:.2f} GiB"}
@@ -149,7 +155,7 @@ def _lanes(bands: Sequence[Band], clock: Clock) -> list[dict[str, Any]]:
     for phase in sorted({band.phase for band in bands}, key=order.index):
         own = [band for band in bands if band.phase == phase]
         begins, ends = (
-            [clock.minutes(time) for time in times] for times in zip(*((b.begin, b.end) for b in own), strict=True)
+            [clock.at(time) for time in times] for times in zip(*((b.begin, b.end) for b in own), strict=True)
         )
         lanes.append(
             {"type": "bar", "orientation": "h", "yaxis": "y2", "name": phase, "showlegend": False, "base": begins}
@@ -169,7 +175,7 @@ def _marks(marks: Sequence[Mark], clock: Clock, top: float) -> dict[str, Any]:
     symbols = ["x" if mark.failure else "triangle-down" for mark in marks]
     return {
         "name": "failures and changes",
-        "x": [clock.minutes(mark.time) for mark in marks],
+        "x": [clock.at(mark.time) for mark in marks],
         "y": [round(top * (1.0 - 0.06 * (number % 4)), 4) for number in range(len(marks))],
         "text": [escape(mark.text) for mark in marks],
         "mode": "markers",

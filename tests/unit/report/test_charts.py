@@ -76,7 +76,7 @@ def test_the_peak_of_a_phase_is_that_of_the_highest_rank() -> None:
 
 def test_pauses_without_a_process_take_no_time_on_the_axis() -> None:
     clock = Clock(0.0, [(60.0, 3660.0), (3720.0, 7320.0)])
-    assert [clock.minutes(time) for time in (0, 60, 1000, 3660, 3720, 5000, 7380)] == [0, 1, 1, 1, 2, 2, 3]
+    assert [clock.at(time) for time in (0, 60, 1000, 3660, 3720, 5000, 7380)] == [0, 1, 1, 1, 2, 2, 3]
 
 
 def level(gib: int) -> dict[str, Level]:

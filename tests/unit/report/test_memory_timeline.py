@@ -133,7 +133,7 @@ def test_time_moves_forward_and_no_size_is_negative_for_any_logs(
     times = [moment.time for moment in timeline.moments]
     assert times == sorted(times)
     clock = clock_of(timeline)
-    minutes = [clock.minutes(time) for time in times]
+    minutes = [clock.at(time) for time in times]
     assert minutes == sorted(minutes)
     assert minutes[0] == 0
     assert timeline_chart(timeline, [], attempts).traces or timeline.fullest.total == 0
