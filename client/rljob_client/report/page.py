@@ -165,7 +165,7 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if run.gpus:
         yield "GPU hours", f"{run.gpus * hours:,.2f}", f"{run.gpus} GPUs × {hours:,.2f} h"
     else:
-        yield "Hours", f"{hours:,.2f}", "GPU hours are not counted: no GPU is known"
+        yield "Hours", f"{hours:,.2f}", "no GPUs are recorded"
     for role, peak in sorted(summary.peak_memory.items()):
         kind = "on a GPU" if peak.counts == "device" else "resident, one process"
         yield f"Peak memory, {role}", f"{peak.gib:,.2f} GiB", kind

@@ -210,11 +210,10 @@ JOB_VARIABLE = "RLJOB_NAME"
 
 def _set_title(name: str) -> None:
     """Show this process as `rljob: policy-0 (job sums)` in ps and top. Ray would replace the title in each call."""
-    from ray import _raylet
-
+    raylet: Any = importlib.import_module("ray._raylet")
     job = os.environ.get(JOB_VARIABLE)
-    _raylet.setproctitle(f"rljob: {name}{f' (job {job})' if job else ''}")
-    _raylet.setproctitle = lambda _title: None
+    raylet.setproctitle(f"rljob: {name}{f' (job {job})' if job else ''}")
+    raylet.setproctitle = lambda _title: None
 
 
 def _mark_log(what: str) -> None:
