@@ -20,7 +20,7 @@ from rljob_api.environment import is_secret_name
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
 from rljob_client.report.charts import Chart, learning_charts, peak_charts, seconds_chart
-from rljob_client.report.run_files import RunFiles
+from rljob_client.report.run_files import RunContents
 from rljob_client.report.samples_section import samples_section
 from rljob_client.report.timeline_chart import Mark, timeline_chart
 from rljob_client.run_directory.records import (
@@ -40,7 +40,7 @@ from rljob_memory.sizes import human_bytes
 Rows = Sequence[Sequence[object]]
 
 
-def report_html(run: RunFiles, now: datetime) -> str:
+def report_html(run: RunContents, now: datetime) -> str:
     """The page. `now`: the time that it names."""
     charts: list[Chart] = []
 
@@ -118,7 +118,7 @@ def table(heads: Sequence[str], rows: Rows, *, numbers: Sequence[int] = ()) -> s
 # --- headline ---
 
 
-def _headline(run: RunFiles) -> str:
+def _headline(run: RunContents) -> str:
     summary = run.summary
     status, reason = (summary.status, summary.exit_reason) if run.is_ended else ("Not ended", _last_sign(run))
     cards = "".join(
@@ -132,7 +132,7 @@ def _headline(run: RunFiles) -> str:
     )
 
 
-def _last_sign(run: RunFiles) -> str:
+def _last_sign(run: RunContents) -> str:
     """The state of a run without a summary, as far as its files show it."""
     if not run.steps:
         return "No step is committed yet."
@@ -144,7 +144,7 @@ def _time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _facts(run: RunFiles) -> Iterator[tuple[str, str, str]]:
+def _facts(run: RunContents) -> Iterator[tuple[str, str, str]]:
     """Name, value and remark of each fact."""
     summary = run.summary
     attempts = f"in {summary.attempts} attempts" if summary.attempts > 1 else ""
@@ -174,14 +174,14 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 # --- memory ---
 
 
-def _memory_charts(run: RunFiles) -> list[Chart]:
+def _memory_charts(run: RunContents) -> list[Chart]:
     timeline = run.timeline
     attempts = [attempt.started_at for attempt in run.attempts]
     charts = [] if timeline is None else [timeline_chart(timeline, timeline_marks(run), attempts)]
     return charts + (peak_charts(run.steps) if run.steps else [])
 
 
-def timeline_marks(run: RunFiles) -> list[Mark]:
+def timeline_marks(run: RunContents) -> list[Mark]:
     """The marks in the order of time."""
     changes = [record.change for record in plan_change_records(run.records)]
     marks = [
@@ -198,7 +198,7 @@ def timeline_marks(run: RunFiles) -> list[Mark]:
 # --- failures ---
 
 
-def _failures(run: RunFiles) -> str:
+def _failures(run: RunContents) -> str:
     rows: list[tuple[float, Sequence[object]]] = []
     for record in plan_change_records(run.records):
         change = record.change
@@ -250,7 +250,7 @@ def _effect(change: PlanChange) -> str:
     return ", ".join(parts) or ("" if change.preventive else "failed again, or not measured")
 
 
-def _attempts(run: RunFiles) -> str:
+def _attempts(run: RunContents) -> str:
     restored = {record.attempt: record for record in run.records if isinstance(record, RestoreRecord)}
     ready = {record.attempt: record for record in run.records if isinstance(record, ReadyRecord)}
     rows = []
@@ -289,7 +289,7 @@ def _compared(name: str, planned: float, measured: float, unit: str) -> tuple[st
     return name, f"{planned:,.2f} {unit}", f"{measured:,.2f} {unit}", ratio
 
 
-def _configuration(run: RunFiles) -> str:
+def _configuration(run: RunContents) -> str:
     parts = [f"<pre>{escape(_without_secrets(run))}</pre>" if run.manifest else "<p>There is no job.yaml.</p>"]
     plans = [record.plan for record in plan_change_records(run.records)]
     with suppress(ValidationError, IndexError):
@@ -301,7 +301,7 @@ def _configuration(run: RunFiles) -> str:
     return "".join(parts)
 
 
-def _without_secrets(run: RunFiles) -> str:
+def _without_secrets(run: RunContents) -> str:
     """The manifest, without the values of variables that are probably secrets. A manifest that this version cannot read
     has its values of `value` removed."""
     if run.spec is None:
@@ -314,7 +314,7 @@ def _without_secrets(run: RunFiles) -> str:
     return text
 
 
-def _versions(run: RunFiles) -> str:
+def _versions(run: RunContents) -> str:
     rows: Mapping[str, Any] = run.attempts[-1].versions if run.attempts else {}
     machine = f"<p>{escape(machine_text(run.setup))}</p>" if run.setup else ""
     reader = {"Python of this report": platform.python_version()}

@@ -39,7 +39,7 @@ _LARGE_LOGS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RunFiles:
+class RunContents:
     """The contents of a run's output directory."""
 
     directory: Path
@@ -47,7 +47,7 @@ class RunFiles:
     steps: list[StepRecord]
     attempts: list[AttemptRecord]
     summary: Summary
-    """Of the records. Status and exit reason are those of `summary.json` if `is_ended`."""
+    """Summary of the records. Status and exit reason are those of `summary.json` if `is_ended`."""
 
     is_ended: bool
     """True if `summary.json` describes the last record; False for a run in progress, and for one that was killed."""
@@ -90,7 +90,7 @@ class RunFiles:
         return setup.work.policy_ranks + (0 if setup.work.is_colocated else setup.work.engine_processes)
 
 
-def read_run(directory: Path) -> RunFiles:
+def read_run(directory: Path) -> RunContents:
     """Read the files of a run, and change none. Raises `OutputUnavailable` if `directory` is not that of a run."""
     ledger = directory / "ledger.jsonl"
     if not ledger.is_file():
@@ -111,7 +111,7 @@ def read_run(directory: Path) -> RunFiles:
         exit_reason=stored.exit_reason if stored and is_ended else None,
     )
     answers = [each.change.time for each in plan_change_records(records) if not each.change.preventive]
-    return RunFiles(
+    return RunContents(
         directory=directory,
         records=records,
         steps=steps,

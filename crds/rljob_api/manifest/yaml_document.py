@@ -156,16 +156,16 @@ for _tag, _pattern in reversed(_RESOLVERS.items()):
     _Loader.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Writes YAML that `_Loader` reads as the same values."""
 
 
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_ManifestDumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def yaml_text(data: Any) -> str:
     """YAML that `read_documents` reads as `data`."""
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.dump(data, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 # Explanations of text that is not YAML: the probable mistake, its line, and its correction.
