@@ -32,6 +32,8 @@ function draw(isPrinted) {
 }
 
 draw(false);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(false));
+const paper = matchMedia("print");
+paper.addEventListener("change", () => draw(paper.matches));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(paper.matches));
 addEventListener("beforeprint", () => draw(true));
 addEventListener("afterprint", () => draw(false));

@@ -78,8 +78,9 @@ def test_a_summary_of_an_earlier_command_does_not_hide_later_steps(tmp_path: Pat
 
 
 def test_a_ledger_is_enough(tmp_path: Path) -> None:
-    write_ledger(tmp_path, [0.1, 0.2, 0.3])
-    text = text_of(write_report(tmp_path))
+    write_ledger(tmp_path / "run", [0.1, 0.2, 0.3])
+    text = text_of(write_report(tmp_path / "run", tmp_path))
+    assert (tmp_path / "report.html").is_file()
     assert "Reward now 0.300" in text
     assert "Memory over time" not in text
     assert "Peak memory by phase: policy" in text

@@ -80,9 +80,17 @@ def test_texts_of_the_run_are_neither_markup_nor_code(browser: Any, tmp_path: Pa
 def test_a_dark_report_is_printed_in_dark_ink_on_paper(browser: Any, tmp_path: Path) -> None:
     visit = Visit(browser, write_report(write_run(tmp_path)), color_scheme="dark")
     color = "getComputedStyle(document.querySelector('.xtitle')).fill"
-    light = visit.page.evaluate(color)
-    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert visit.page.evaluate(color) == "rgb(91, 103, 116)" != light
+    on_screen = visit.page.evaluate(color)
+    two_frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    visit.page.emulate_media(media="print")
+    visit.page.evaluate(two_frames)
+    on_paper = visit.page.evaluate(color)
+    width = visit.page.evaluate("Math.max(...[...document.querySelectorAll('.main-svg')].map(svg => svg.clientWidth))")
+    visit.page.emulate_media(media="screen")
+    visit.page.evaluate(two_frames)
+    assert (on_screen, on_paper) == ("rgb(154, 166, 178)", "rgb(91, 103, 116)")
+    assert visit.page.evaluate(color) == on_screen
+    assert width <= 680
     assert len(visit.page.pdf()) > 10_000
 
 
