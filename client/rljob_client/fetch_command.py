@@ -71,7 +71,7 @@ def fetch_files(
 def _checked(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
-        raise KubernetesError(f"--path: expected a directory of the run, such as model or plots, found {path}")
+        raise KubernetesError(f"--path: expected a directory of the run, such as model or logs, found {path}")
     return "/".join(parts) or "."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
@@ -61,6 +61,8 @@ class PlanOptions:
     sweep: bool = False
     """Print a table of all known types of GPU instead."""
     as_json: bool = False
+    settings: Sequence[str] = ()
+    """Fields of the manifest that are set, as `path=value`."""
 
 
 def run_plan(manifest: Path, options: PlanOptions) -> int:
@@ -96,7 +98,11 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
 
 
 def _spec(file: Path, options: PlanOptions) -> RLJobSpec:
-    return only_job(file).load().spec if options.source is None else spec_from(options.source, file, options.gpus)
+    if options.source is None:
+        return only_job(file, options.settings).load().spec
+    if options.settings:
+        raise InvalidOptions(f"--set changes the fields of a manifest: with --from {options.source}, change the file")
+    return spec_from(options.source, file, options.gpus)
 
 
 def _fail(message: str) -> None:

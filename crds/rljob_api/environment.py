@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -27,6 +28,14 @@ OWN_NAMES = ("CUDA_VISIBLE_DEVICES", "HOME", "NODE_NAME", "NVIDIA_VISIBLE_DEVICE
 
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables that differ between policy and rollout."""
+
+
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+
+
+def is_secret_name(variable: str) -> bool:
+    """True if the value of a variable with this name is probably a secret, which must not be shown."""
+    return _SECRET_NAME.search(variable) is not None
 
 
 def _cel_list(names: tuple[str, ...]) -> str:

@@ -146,7 +146,7 @@ def compile_directories(worker: PodProcess) -> list[str]:
     found = []
     for process in psutil.Process(worker.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # Ray's idle processes end at any time
-            if process.name().startswith("ray::RoleActor"):
+            if process.name().startswith("rljob: "):
                 environment = process.environ()
                 found += [os.path.relpath(environment[name], worker.temporary) for name in COMPILE_VARIABLES]
     return found

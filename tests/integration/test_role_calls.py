@@ -21,6 +21,7 @@ from rljob_trainer.errors import PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.pods.pod_placement import WorkerAgents, mark_controller_exited
 from rljob_trainer.pods.ray_node import worker_resource
 from rljob_trainer.roles import ray_driver
+from rljob_trainer.roles.actor import JOB_VARIABLE, spawn
 from rljob_trainer.roles.calls import result_of, serving, wait_for
 from rljob_trainer.roles.time_limit import time_limit
 
@@ -102,6 +103,18 @@ def test_a_call_that_hangs_ends_at_the_time_limit(ranks: dict[str, Any]) -> None
     with time_limit(1), pytest.raises(PhaseDeadlineExceeded, match=message) as late:
         wait_for(calls, "updating")
     assert late.value.actor == "policy-0"
+
+
+def test_a_process_is_titled_by_role_and_job_during_and_after_a_call(tmp_path: Path) -> None:
+    options = {"num_cpus": 1, "runtime_env": {"env_vars": {JOB_VARIABLE: "sums"}}}
+    role = spawn("policy-0", "psutil:Process", tmp_path / "policy-0.log", options)
+    try:
+        pid = ray.get(role.actor.construct.remote())
+        titles = [ray.get(role.cmdline.remote()), psutil.Process(pid).cmdline()]
+        # The rest of the former command line is blank.
+        assert [" ".join(title).strip() for title in titles] == ["rljob: policy-0 (job sums)"] * 2
+    finally:
+        ray.kill(role.actor)
 
 
 def test_a_run_starts_only_those_processes_of_rays_that_it_uses() -> None:

@@ -86,11 +86,11 @@ def test_vllm_loads_the_trained_model(digits: FinishedRun) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [str(digit) * 4 for digit in range(10)]
 
 
-def test_it_is_drawn(digits: FinishedRun) -> None:
-    subprocess.run([RLJOB, "plot", digits.output], check=True, timeout=PATIENCE_SECONDS)
-    drawn = {path.name for path in (digits.output / "plots").iterdir()}
-    names = ("reward", "learning", "timing", "memory", "memory_timeline")
-    assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+def test_it_is_reported(digits: FinishedRun) -> None:
+    subprocess.run([RLJOB, "report", digits.output], check=True, timeout=PATIENCE_SECONDS)
+    report = (digits.output / "report.html").read_text()
+    for title in ("Reward", "Entropy", "Seconds by phase", "Memory over time", "Peak memory by phase: policy"):
+        assert f"<b>{title}</b>" in report
 
 
 def test_adapters_reach_the_engine_and_are_exported_alone(tmp_path: Path) -> None:

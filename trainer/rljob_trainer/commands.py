@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from rljob_client.app import app, examples
+from rljob_client.app import Quiet, Settings, app, examples
 
 
 @app.command(
     epilog=examples(
         "rljob run examples/digits.yaml --output runs/digits",
-        "rljob run job.yaml --device cpu --plot",
+        "rljob run job.yaml --device cpu --report",
+        "rljob run job.yaml --set algorithm.steps=100 --set policy.gpusPerReplica=4 --dry-run",
         "rljob run examples/digits-faults.yaml --fault ActivationSpike@update:3",
     )
 )
@@ -32,7 +33,17 @@ def run(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto: GPUs if there are any, otherwise the CPU.")
     ] = "auto",
-    plot: Annotated[bool, typer.Option("--plot", metavar="", help="Draw plots when the run ends.")] = False,
+    settings: Settings = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", metavar="", help="Check the job as validate does, print its plan, and start nothing."
+        ),
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", metavar="", help="Write DIR/report.html when the run ends.")
+    ] = False,
+    quiet: Quiet = False,
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +61,7 @@ def run(
     \b
     Exit codes:
       0    complete
-      1    unexpected error
+      1    unexpected error; with --dry-run, the job does not fit
       2    invalid manifest, or a job of another trainer
       80   GPU out of memory
       81   host out of memory
@@ -61,9 +72,27 @@ def run(
       130  stopped by SIGINT
       143  stopped by SIGTERM
     """
+    given = tuple(settings or ())
+    if dry_run:
+        from rljob_client.plan_command import PlanOptions, run_plan
+        from rljob_client.validation.validate_command import Validation
+
+        found = Validation(settings=given, quiet=quiet).check([str(manifest)])
+        raise typer.Exit(found or run_plan(manifest, PlanOptions(settings=given)))
     from rljob_trainer.runtime.run_command import run_manifest
 
-    raise typer.Exit(run_manifest(manifest, output, device=device, faults=fault or (), plan=plan, plot=plot))
+    raise typer.Exit(
+        run_manifest(
+            manifest,
+            output,
+            device=device,
+            faults=fault or (),
+            plan=plan,
+            report=report,
+            settings=given,
+            quiet=quiet,
+        )
+    )
 
 
 @app.command(hidden=True)

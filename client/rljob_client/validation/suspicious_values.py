@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from rljob_api.environment import is_secret_name
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import Severity
 from rljob_api.manifest.problems import schema_of
@@ -23,7 +24,6 @@ _AMOUNTS = (
     ("recovery", "maxSharedMemory"),
     ("checkpoint", "size"),
 )
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 _HIGH_LEARNING_RATE = 1e-3
 _SMALLEST_PRETRAINED = 50_000_000
 """Parameters. Smaller models are for tests, and often trained from random weights."""
@@ -155,7 +155,7 @@ def _batches(spec: RLJobSpec) -> Iterator[FieldFinding]:
 
 def _secrets_in_plain_text(spec: RLJobSpec) -> Iterator[FieldFinding]:
     for index, variable in enumerate(spec.env or ()):
-        if variable.value and _SECRET_NAME.search(variable.name):
+        if variable.value and is_secret_name(variable.name):
             message = (
                 f"{variable.name} is stored in plain text in the job and its ConfigMap; "
                 "write valueFrom: {secretKeyRef: {name: …, key: …}}"

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.manifest import ManifestDocument, ManifestError, decoded, read_manifest, read_text
+from rljob_api.manifest import ManifestDocument, ManifestError, Problem, decoded, read_manifest, read_text
 from rljob_api.manifest.problems import Checked
 from rljob_api.manifest.unread_fields import unread_fields
 from rljob_api.manifest.yaml_document import Path as FieldPath
@@ -35,6 +35,18 @@ class Validation:
     strict: bool = False
     """Warnings are errors."""
 
+    settings: Sequence[str] = ()
+    """Fields that are set in each RLJob, as `path=value`."""
+
+    as_json: bool = False
+    """Print a JSON object with all findings, at the end."""
+
+    quiet: bool = False
+    """Print errors and warnings only."""
+
+    found: list[Problem] = field(default_factory=list)
+    """All findings, in their order."""
+
     invalid: bool = False
     """A manifest is invalid, or has a warning that counts as an error."""
 
@@ -45,9 +57,11 @@ class Validation:
         """Check all manifests. `-` is standard input."""
         for manifest in manifests:
             self._check_file(manifest)
-        if self.invalid:
-            return ExitCode.INVALID_MANIFEST
-        return ExitCode.BAD_INPUT if self.unusable else ExitCode.COMPLETE
+        code = ExitCode.INVALID_MANIFEST if self.invalid else ExitCode.BAD_INPUT if self.unusable else ExitCode.COMPLETE
+        if self.as_json:
+            findings = [{**asdict(problem), "file": str(problem.file)} for problem in self.found]
+            print(json.dumps({"valid": code == ExitCode.COMPLETE, "findings": findings}, indent=2, ensure_ascii=False))
+        return code
 
     def _check_file(self, manifest: str) -> None:
         path = Path("stdin") if manifest == _STDIN else Path(manifest)
@@ -56,22 +70,22 @@ class Validation:
             text = decoded(path, sys.stdin.buffer.read()) if manifest == _STDIN else read_text(path)
             documents = read_manifest(path, text)
         except ManifestError as error:
-            self._refuse(error)
+            self._refuse(error.problems)
             return
         for document in documents:
             if kind := document.other_kind:
-                _print(f"{_place(document)}: skipped: {kind}")
+                self._note(f"{_place(document)}: skipped: {kind}")
             else:
                 self._check_document(document, directory)
         if all(document.other_kind for document in documents):
-            self.invalid = True
-            _print(f"{path}: expected an RLJob, found other kinds of objects only", error=True)
+            self._refuse([Problem(path, "", "expected an RLJob, found other kinds of objects only")])
 
     def _check_document(self, document: ManifestDocument, directory: Path) -> None:
         try:
+            document = document.with_settings(self.settings)
             job = document.load()
         except ManifestError as error:
-            self._refuse(error)
+            self._refuse(error.problems)
             if error.checked is not None and not self.schema_only:
                 for finding in _other_errors(error.checked, directory):
                     self._show(finding, document)
@@ -87,17 +101,28 @@ class Validation:
         if not any(finding.severity == "error" for finding in findings):
             warnings = sum(finding.severity == "warning" for finding in findings)
             counted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-            _print(f"{_place(document)}: valid{counted}")
+            self._note(f"{_place(document)}: valid{counted}")
 
     def _show(self, finding: FieldFinding, document: ManifestDocument) -> None:
-        problem = document.problem(finding.field, finding.message, finding.severity)
-        _print(str(problem), error=finding.severity != "note")
+        self._add(document.problem(finding.field, finding.message, finding.severity))
         self.unusable |= finding.severity == "error"
         self.invalid |= self.strict and finding.severity == "warning"
 
-    def _refuse(self, error: ManifestError) -> None:
+    def _refuse(self, problems: Sequence[Problem]) -> None:
         self.invalid = True
-        _print(str(error), error=True)
+        for problem in problems:
+            self._add(problem)
+
+    def _add(self, problem: Problem) -> None:
+        self.found.append(problem)
+        if problem.severity == "note":
+            self._note(str(problem))
+        elif not self.as_json:
+            print(problem, file=sys.stderr)
+
+    def _note(self, text: str) -> None:
+        if not self.quiet and not self.as_json:
+            print(text)
 
 
 def _other_errors(checked: Checked, directory: Path) -> Iterator[FieldFinding]:
@@ -123,10 +148,6 @@ def _touches(field: FieldPath, paths: frozenset[FieldPath]) -> bool:
 
 def _place(document: ManifestDocument) -> str:
     return f"{document.file} (document {document.number})" if document.number else str(document.file)
-
-
-def _print(text: str, *, error: bool = False) -> None:
-    print(text, file=sys.stderr if error else sys.stdout)
 
 
 TIMEOUT_SECONDS = 120.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ import yaml
 
 from rljob_api.job import RLJob
 from rljob_api.manifest.problems import Checked, ProblemText, checked, is_number
+from rljob_api.manifest.settings import SettingError, setting_of, with_settings
 from rljob_api.manifest.yaml_document import Document, explain, read_documents
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_api.metadata import API_VERSION
@@ -36,9 +38,13 @@ class Problem:
     document: int | None = None
     """Number of the document, from 1, in a file with several documents."""
     severity: Severity = "error"
+    setting: str | None = None
+    """Option --set of the command line that has set the field; None: the manifest has."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
+        if self.setting is not None:
+            place = f"--set {self.setting}"
         document = f" (document {self.document})" if self.document else ""
         severity = "" if self.severity == "error" else f"{self.severity}: "
         path = f"{self.path}: " if self.path else ""
@@ -97,7 +103,19 @@ class ManifestDocument:
 
     def problem(self, field: FieldPath, message: str, severity: Severity = "error") -> Problem:
         """A problem of a field of this document."""
-        return Problem(self.file, dotted(field), message, self.document.line_of(field), self.number, severity)
+        setting = setting_of(self.document, field)
+        line = None if setting else self.document.line_of(field)
+        return Problem(self.file, dotted(field), message, line, self.number, severity, setting)
+
+    def with_settings(self, settings: Sequence[str]) -> ManifestDocument:
+        """This document with the fields that options of the command line set, as in
+        `rljob_api.manifest.settings.with_settings`. Raises ManifestError."""
+        if not isinstance(self.document.data, dict):
+            return self
+        try:
+            return replace(self, document=with_settings(self.document, settings))
+        except SettingError as error:
+            raise ManifestError([Problem(self.file, "", str(error), setting=error.setting)]) from None
 
     def _check_kind(self) -> None:
         """Raises ManifestError with one message if the document has another kind of object, or two objects."""
@@ -155,8 +173,8 @@ def load_manifest(path: Path) -> RLJob:
     return only_job(path).load()
 
 
-def only_job(path: Path) -> ManifestDocument:
-    """The only RLJob in the file at `path`, not checked yet. Raises ManifestError.
+def only_job(path: Path, settings: Sequence[str] = ()) -> ManifestDocument:
+    """The only RLJob in the file at `path`, not checked yet, changed by `settings`. Raises ManifestError.
 
     Other kinds of objects in the file, such as a ConfigMap, are ignored.
     """
@@ -165,7 +183,7 @@ def only_job(path: Path) -> ManifestDocument:
         found = f"{len(documents)} of them: write each to its own file" if documents else "other kinds of objects only"
         line = documents[1].document.line_of(()) if documents else None
         raise ManifestError([Problem(path, "", f"expected one RLJob, found {found}", line)])
-    return documents[0]
+    return documents[0].with_settings(settings)
 
 
 def read_manifest(path: Path, text: str) -> list[ManifestDocument]:

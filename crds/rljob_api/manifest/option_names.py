@@ -8,7 +8,7 @@ import re
 _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
-_NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob plot DIR"
+_NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob report DIR"
 _NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
 _NO_DYNAMIC_SAMPLING = "dynamic sampling of prompts is not supported yet"

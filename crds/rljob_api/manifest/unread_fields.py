@@ -1,6 +1,6 @@
 """Fields of a valid job that a command, a trainer or a device does not read.
 
-`rljob plot` and `rljob diagnose` read no manifest, and `rljob fetch` reads the volume of the job in the cluster.
+`rljob report` and `rljob diagnose` read no manifest, and `rljob fetch` reads the volume of the job in the cluster.
 """
 
 from __future__ import annotations

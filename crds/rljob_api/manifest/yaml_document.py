@@ -45,6 +45,9 @@ class Document:
     written_names: dict[Path, str] = field(default_factory=dict)
     """Names of fields that YAML does not read as text, such as `on`, as they are written."""
 
+    set_by: dict[Path, str] = field(default_factory=dict)
+    """Fields that options of the command line have set, with the text of the option."""
+
     def line_of(self, path: Path) -> int | None:
         """Line of the field at `path`, or of the innermost existing object that would contain it."""
         while path and path not in self.lines:
@@ -151,6 +154,18 @@ _Loader.yaml_implicit_resolvers = {
 }
 for _tag, _pattern in reversed(_RESOLVERS.items()):
     _Loader.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Writes YAML that `_Loader` reads as the same values."""
+
+
+_ManifestDumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def yaml_text(data: Any) -> str:
+    """YAML that `read_documents` reads as `data`."""
+    return str(yaml.dump(data, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 # Explanations of text that is not YAML: the probable mistake, its line, and its correction.

@@ -30,6 +30,8 @@ _LONGEST_LINE_BYTES = 1 << 16
 _MOST_FILES = 10_000
 _WITHOUT_EVIDENCE = frozenset({"checkpoints", "model", "journal", "plots", ".git", "__pycache__", "node_modules"})
 """Folders of a directory that hold weights, pictures or code."""
+_OF_THE_RUN = frozenset({"report.html", "samples.jsonl"})
+"""Files of a run that quote responses and failures."""
 _LONGEST_CGROUP_FILE_BYTES = 1 << 12
 _CGROUP_FILES = {
     **dict.fromkeys(("memory.max", "memory.limit_in_bytes"), "host_limit_bytes"),
@@ -104,7 +106,7 @@ def _files(directory: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name not in _WITHOUT_EVIDENCE)
         for name in sorted(names):
             path = Path(folder, name)
-            if path.is_file() and count < _MOST_FILES:
+            if name not in _OF_THE_RUN and path.is_file() and count < _MOST_FILES:
                 count += 1
                 yield path
 

@@ -50,10 +50,10 @@ def test_a_log_is_diagnosed() -> None:
     assert "ActivationSpike" in rljob("diagnose", log).stdout
 
 
-def test_a_run_is_plotted(tmp_path: Path) -> None:
+def test_a_run_is_reported(tmp_path: Path) -> None:
     write_ledger(tmp_path, [0.1, 0.2, 0.3])
-    done = rljob("plot", tmp_path)
-    assert [Path(line).is_file() for line in done.stdout.splitlines()] == [True] * 8, done.stderr
+    done = rljob("report", tmp_path)
+    assert [Path(line).is_file() for line in done.stdout.splitlines()] == [True], done.stderr
 
 
 def test_a_fetch_asks_for_a_cluster(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def invoked(*arguments: str, exit_code: int = 0) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("command", ["run", "validate", "fetch", "plot", "diagnose"])
+@pytest.mark.parametrize("command", ["run", "validate", "plan", "report", "init", "env", "fetch", "diagnose"])
 def test_help_of_each_command_has_examples(command: str) -> None:
     help_text = invoked(command, "-h")
     assert f"rljob {command} " in help_text.partition("Examples:")[2]
@@ -77,6 +77,7 @@ def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
         ("status", "Run kubectl rljob status JOB"),
         ("serve", "Run vllm serve DIR/model"),
         ("evaluate", "Evaluation is not supported yet"),
+        ("plot", "Run rljob report DIR"),
         ("valdiate", "Did you mean 'validate'?"),
     ],
 )

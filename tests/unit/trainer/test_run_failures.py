@@ -149,6 +149,7 @@ def test_a_role_that_was_not_constructed_fails_every_call_with_the_cause(monkeyp
         raise MemoryError
 
     monkeypatch.setattr(actor, "_redirect_output", lambda _log: None)
+    monkeypatch.setattr(actor, "_set_title", lambda _name: None)
     monkeypatch.setattr(actor, "long_imports", nullcontext)
     monkeypatch.setattr(importlib, "import_module", lambda _name: SimpleNamespace(Engine=engine))
     made = RoleActor("rollout-1", "module:Engine", Path("log"))

@@ -30,9 +30,10 @@ _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm
 """Labels in the line of a step. The value is the first of these metrics that the step has."""
 
 
-def plain_console(file: TextIO | None = None) -> Console:
-    """A console that prints text as it is: no emoji for `:name:`, no colors for numbers and paths."""
-    return Console(file=file, emoji=False, highlight=False)
+def plain_console(file: TextIO | None = None, *, quiet: bool = False) -> Console:
+    """A console that prints text as it is: no emoji for `:name:`, no colors for numbers and paths. If `quiet`, it
+    prints nothing."""
+    return Console(file=file, emoji=False, highlight=False, quiet=quiet)
 
 
 class RunDisplay:

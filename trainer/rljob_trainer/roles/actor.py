@@ -60,6 +60,7 @@ class RoleActor:
     def __init__(self, name: str, role: str, log: Path) -> None:
         """`name`: such as `policy-0`. `role`: the class, as `module:Class`. `log`: receives stdout and stderr."""
         _redirect_output(log)
+        _set_title(name)
         warm = " with its imports done" if role.partition(":")[0] in sys.modules else ""
         _mark_log(f"{name} starts as process {os.getpid()}{warm}")
         self._name = name
@@ -201,6 +202,18 @@ def is_repeatable(error: BaseException) -> bool:
 def _last_line(text: str) -> str:
     """The last line, which names the error if `text` contains a traceback."""
     return text.strip().splitlines()[-1].strip()
+
+
+JOB_VARIABLE = "RLJOB_NAME"
+"""Environment variable with the name of the job."""
+
+
+def _set_title(name: str) -> None:
+    """Show this process as `rljob: policy-0 (job sums)` in ps and top. Ray would replace the title in each call."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    job = os.environ.get(JOB_VARIABLE)
+    raylet.setproctitle(f"rljob: {name}{f' (job {job})' if job else ''}")
+    raylet.setproctitle = lambda _title: None
 
 
 def _mark_log(what: str) -> None:

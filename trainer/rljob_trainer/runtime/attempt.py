@@ -137,6 +137,7 @@ class Attempt:
                     checkpoint_copy=bool(copies.checkpoint),
                     compile_ahead=hosts.layers_compiled and compiles_ahead(setup, plan),
                     copy_frozen_weights=copies.frozen and not files_in_memory,
+                    job=self.job.metadata.name,
                 )
 
             self.display.phase("starting the policy and the engine")

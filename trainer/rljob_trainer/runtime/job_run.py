@@ -120,6 +120,9 @@ class JobRun:
     export_hint: str = "To write the model, run the same command again."
     """The same if all steps are committed."""
 
+    quiet: bool = False
+    """Print nothing on the terminal."""
+
     def run(self) -> Outcome:
         """Run until the job is complete, a signal stops it, or it fails for good.
 
@@ -128,7 +131,7 @@ class JobRun:
         with Ledger(self.directory.ledger) as ledger:
             records_before = len(ledger.records)
             with route_library_logs(self.directory.controller_log, self.job.metadata.name) as terminal:
-                console = plain_console(terminal)
+                console = plain_console(terminal, quiet=self.quiet)
                 if self._is_finished(ledger):
                     further = f"raise algorithm.steps above {ledger.last_step} to train further"
                     outcome = Outcome(ExitCode.COMPLETE, f"already complete; {further}", steps=ledger.last_step)
@@ -140,7 +143,8 @@ class JobRun:
             if len(ledger.records) > records_before or not self._has_complete_summary():
                 outcome = self._write_summary(ledger, outcome)
             with suppress(OSError, SystemExit):  # the terminal is gone; rich exits if it was a pipe
-                print_summary(self._summary(ledger, outcome), plain_console(), self.directory.path)
+                console = plain_console(quiet=self.quiet)
+                print_summary(self._summary(ledger, outcome), console, self.directory.path)
         return outcome
 
     def _has_complete_summary(self) -> bool:

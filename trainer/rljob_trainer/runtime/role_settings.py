@@ -15,6 +15,7 @@ from rljob_memory.workload import max_concurrent_sequences
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.roles.actor import JOB_VARIABLE
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
 from rljob_trainer.runtime.placement import RoleHosts
@@ -45,6 +46,7 @@ def role_settings(
     checkpoint_copy: bool = True,
     compile_ahead: bool = False,
     copy_frozen_weights: bool = True,
+    job: str = "",
 ) -> RoleSettings:
     """The settings of both roles.
 
@@ -53,10 +55,11 @@ def role_settings(
     update, for a checkpoint, and of weights that are not trained (`rljob_memory.budget.Copies`).
     `compile_ahead`: they compile while the engines start (`compiles_ahead`).
     `allocator_environments`: environment variables of the CUDA allocator by role. A role without an entry gets the
-    defaults of `rljob_memory`.
+    defaults of `rljob_memory`. `job`: its name, for the titles of the processes.
     """
     device = hosts.device
     dtype = dtype_of(spec, device)
+    named = {JOB_VARIABLE: job} if job else {}
     threads = _threads(parameters, max(hosts.ranks, hosts.engine_processes), hosts.machine.cores)
 
     def allocator(role: Role) -> Mapping[str, str]:
@@ -83,8 +86,8 @@ def role_settings(
             task_directory=task_directory,
         ),
         rollout=_rollout_config(spec, plan, model_dir, device, dtype),
-        policy_environment={**threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
-        rollout_environment={**engine_environment(device), **threads, **allocator("rollout")},
+        policy_environment={**named, **threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
+        rollout_environment={**named, **engine_environment(device), **threads, **allocator("rollout")},
         output_dir=output_dir,
         bundles=hosts.bundles,
     )

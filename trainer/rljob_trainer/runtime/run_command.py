@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from rljob_api.fault_injection import Fault
 from rljob_api.job import RLJob, RLJobSpec
 from rljob_api.manifest import ManifestDocument, ManifestError, dotted, only_job, read_text
 from rljob_api.manifest.unread_fields import unread_fields
+from rljob_api.manifest.yaml_document import yaml_text
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
 from rljob_client.errors import BadInput, RunError
-from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
@@ -57,31 +56,43 @@ def run_manifest(
     device: DeviceChoice = "auto",
     faults: Sequence[str] = (),
     plan: Path | None = None,
-    plot: bool = False,
+    report: bool = False,
+    settings: Sequence[str] = (),
+    quiet: bool = False,
 ) -> ExitCode:
     """Run the job on this machine, print how it went, and return the exit code.
 
     `output`: None: runs/NAME-OF-THE-JOB. `faults`: to inject, as `CLASS@PHASE:STEP`. `plan`: JSON file with the initial
-    memory plan; None: computed from job and machine. `plot`: draw the plots when the run ends.
+    memory plan; None: computed from job and machine. `report`: write the report when the run ends. `settings`: fields
+    of the manifest that are set, as `path=value`. `quiet`: print errors only, and not the progress.
     """
     try:
-        if plot:
-            _require_plots()
-        document = only_job(manifest)
+        document = only_job(manifest, settings)
         job = _with_faults(_own_job(document, manifest), faults)
         supervision = Supervision(plan=None if plan is None else _read_plan(plan))
         directory = OutputDirectory(output or Path("runs") / job.metadata.name)
-        _print_unread_fields(document, job.spec, device)
-        with directory.open(read_text(manifest), identity(job), changeable=changeable_settings(job)):
-            outcome = JobRun(job, manifest.parent, directory, LocalPlacement(device), supervision=supervision).run()
-            not_drawn = _plot(directory) if plot else ExitCode.COMPLETE
+        _print_unread_fields(document, job.spec, device, quiet=quiet)
+        with directory.open(_text(document, settings), identity(job), changeable=changeable_settings(job)):
+            placement = LocalPlacement(device)
+            outcome = JobRun(job, manifest.parent, directory, placement, supervision=supervision, quiet=quiet).run()
+            not_written = _report(directory) if report else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
     except RunError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code
-    return outcome.exit_code or not_drawn
+    if quiet and outcome.exit_code:
+        print(f"rljob: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code or not_written
+
+
+def _text(document: ManifestDocument, settings: Sequence[str]) -> str:
+    """The manifest with its settings, for `job.yaml`."""
+    if not settings:
+        return read_text(document.file)
+    given = " ".join(f"--set {setting!r}" for setting in settings)
+    return f"# {document.file.name} with {given}\n{yaml_text(document.document.data)}"
 
 
 def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
@@ -95,13 +106,16 @@ def _own_job(document: ManifestDocument, manifest: Path) -> RLJob:
     return job
 
 
-def _print_unread_fields(document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice) -> None:
-    """Prints the fields that have no effect in this run."""
+def _print_unread_fields(
+    document: ManifestDocument, spec: RLJobSpec, choice: DeviceChoice, *, quiet: bool = False
+) -> None:
+    """Print the fields that have no effect in this run; if `quiet`, only those that never have one."""
     device: Device | None = None
     with suppress(RunError):  # the placement reports it
         device = this_machine(gpus=choice != "cpu").choose_device(choice)
     for severity, field, message in unread_fields(spec, document.document.data["spec"], device):
-        print(document.problem(field, message, severity), file=sys.stderr)
+        if severity != "note" or not quiet:
+            print(document.problem(field, message, severity), file=sys.stderr)
 
 
 def _with_faults(job: RLJob, faults: Sequence[str]) -> RLJob:
@@ -209,24 +223,12 @@ class LocalPlacement:
         return host_memory().oom_kills
 
 
-def _require_plots() -> None:
-    """Raise `InvalidCommandLine` if the plots could not be drawn when the run ends."""
-    try:
-        found = importlib.util.find_spec("matplotlib")
-    except ValueError:  # another module has removed it from this process
-        found = None
-    if found is None:
-        raise InvalidCommandLine("--plot: expected the package matplotlib, found none; install it, or omit --plot")
-
-
-def _plot(directory: OutputDirectory) -> ExitCode:
-    """Draw the plots, print their paths, and return the exit code. A failed run may have nothing to draw."""
-    from rljob_client.plot import plot_run  # importing matplotlib takes seconds
+def _report(directory: OutputDirectory) -> ExitCode:
+    """Write the report, print its path, and return the exit code."""
+    from rljob_client.report import write_report
 
     try:
-        with writing(directory.path / "plots"):
-            for picture in plot_run(directory.path):
-                print(picture)
+        print(write_report(directory.path))
     except RunError as error:
         print(f"rljob: {error}", file=sys.stderr)
         return error.exit_code

@@ -128,7 +128,7 @@ def plot(found: Sequence[Row]) -> str:
     """SVG: ratios of predicted to measured memory, and seconds of a step; filled if the configuration was drawn."""
     from matplotlib import style
 
-    from rljob_client.plot.style import MUTED, STYLE, phase_color, titled_figure
+    from rljob_testing.plan_accuracy.plot_style import MUTED, PHASE_COLORS, STYLE, titled_figure
 
     held = [row for row in found if has_held(row)]
     with style.context(STYLE):
@@ -140,7 +140,7 @@ def plot(found: Sequence[Row]) -> str:
         for phase in PHASES:
             for value, marker in (("gpu", "o"), ("host", "s")):
                 points = [(row["phases"][phase].get(value), row["drawn"]) for row in held]
-                _scatter(memory, points, _GIB, marker, phase_color(phase), f"{value}, {phase}")
+                _scatter(memory, points, _GIB, marker, PHASE_COLORS[phase], f"{value}, {phase}")
         _scatter(seconds, [(row["step_seconds"], row["drawn"]) for row in held], 1, "o", MUTED, "")
         _frame(memory, "GiB", 0.1)
         _frame(seconds, "seconds a step", 0.2)
@@ -174,7 +174,7 @@ def _scatter(
 def _frame(axes: Any, unit: str, tolerance: float) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from rljob_client.plot.style import MUTED
+    from rljob_testing.plan_accuracy.plot_style import MUTED
 
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))

@@ -78,9 +78,11 @@ def command_line(pid: int) -> list[str]:
 
 
 def name_of(words: list[str]) -> str:
-    """A short name of the process: `raylet`, `ray::RoleActor`, `rljob worker`."""
+    """A short name of the process: `raylet`, `ray::IDLE`, `rljob: policy-0`, `rljob worker`."""
     if not words or not words[0]:
         return "(ended)"
+    if words[0].startswith("rljob: "):
+        return words[0].partition(" (")[0]
     if words[0].startswith("ray::"):
         return words[0].partition(".")[0]
     names = [Path(word).name for word in words if not word.startswith("-")]

@@ -5,11 +5,9 @@ Without GPUs it is the same for host memory.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 from rljob_client.run_directory.records import role_of
@@ -87,16 +85,6 @@ class Timeline:
     @property
     def fullest(self) -> Moment:
         return max(self.moments, key=lambda moment: moment.total)
-
-    def columns(self, edges: Sequence[float]) -> list[Moment]:
-        """The fullest moment of each stretch of time between two `edges`."""
-        times = [moment.time for moment in self.moments]
-        columns = []
-        for left, right in pairwise(edges):
-            first = max(bisect_right(times, left) - 1, 0)
-            last = max(bisect_right(times, right) - 1, first)
-            columns.append(max(self.moments[first : last + 1], key=lambda moment: moment.total))
-        return columns
 
 
 def memory_timeline(samples: Iterable[tuple[str, MemorySample]], attempts: Sequence[float]) -> Timeline | None:
