@@ -8,7 +8,7 @@ import re
 _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
-_NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob plot DIR"
+_TRACKING = "spec.tracking (a list, as [{name: wandb}])"
 _NO_SCHEDULE = "only a constant learning rate after spec.algorithm.warmupSteps is supported"
 _NO_CRITIC = "not supported: GRPO has no critic, no discount and no reward model; write the reward as spec.task.reward"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
@@ -163,10 +163,15 @@ OPTION_NAMES: dict[str, str] = {
     "not a field: rljob run --output DIR; in pods spec.checkpoint.volume": "output_dir default_local_dir ckpt_path",
     "not needed: a run resumes by itself": "resume_from_checkpoint resume_mode",
     "not supported: upload the directory model/ of the output directory with the hub's own command": "push_to_hub",
-    _NO_TRACKER: "wandb use_wandb report_to logger logging mlflow tensorboard project_name",
+    _TRACKING: "wandb use_wandb report_to logger logging mlflow tensorboard trackio",
+    "spec.tracking[].project": "project_name wandb_project trackio_project",
+    "spec.tracking[].args (as space_id: NAME)": "trackio_space_id",
+    "spec.tracking[].args (as entity: NAME)": "wandb_entity wandb_team_name",
     "not needed: remove it; every step is logged": "logging_steps",
-    "samples of the responses are not supported yet": "log_completions",
-    "metadata.name": "run_name experiment_name",
+    "spec.samples.perStep (samples are on by default)": (
+        "log_completions num_completions_to_print log_val_generations rollout_data_dir"
+    ),
+    "metadata.name (or spec.tracking[].runName)": "run_name experiment_name",
     "spec.memory.activationCheckpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "spec.memory.optimizerOffload": "optimizer_cpu_offload adam_offload",
     "spec.memory.policyOffload": "param_offload",
