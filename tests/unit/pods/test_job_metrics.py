@@ -66,11 +66,12 @@ def test_prometheus_reads_step_reward_evaluation_and_memory(metrics: JobMetrics,
     values = {key: sample.value for key, sample in found.items()}
     assert values[("step",)] == 7
     assert values[("steps",)] == 40
-    assert values[("reward_mean",)] == 0.25
-    assert values[("tokens_per_second",)] == 1000
-    assert values["phase_seconds", "rollout"] == 0.6
-    assert values["metric", "rewards/format"] == 1.0
-    assert values["evaluation", "avg@8"] == 0.75
+    assert values["value", "reward/mean"] == 0.25
+    assert values["value", "tokens_per_second"] == 1000
+    assert values["value", "seconds/rollout"] == 0.6
+    assert values["value", "rewards/format"] == 1.0
+    assert values["value", "evaluation/avg@8"] == 0.75
+    assert ("value", "memory/policy") not in values
     assert values["memory_peak_bytes", "rollout"] == 2 * GIB
     assert values["memory_headroom_bytes", "gpu", "policy"] == 10 * GIB
     assert values["memory_headroom_bytes", "host", "policy"] == 12 * GIB

@@ -21,7 +21,7 @@ from rich.text import Text
 from rljob_client.run_directory.records import StepRecord
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.samples import Sample
-from rljob_client.sample_view import sample_view
+from rljob_client.show_command import sample_view
 from rljob_memory.sizes import human_bytes
 
 _SPARKLINE_WIDTH = 20

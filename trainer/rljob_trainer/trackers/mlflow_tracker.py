@@ -10,6 +10,7 @@ from typing import Any
 
 from rljob_client.run_directory.samples import Sample
 from rljob_trainer.trackers.tracker import SAMPLE_COLUMNS, Status, TrackedRun, Tracker, rows
+from rljob_trainer.trackers.values import flat
 
 _LONGEST_VALUE = 5000
 """Characters of a parameter or a tag; servers refuse more than 6,000, or 8,000 of a tag."""
@@ -49,7 +50,7 @@ class MlflowTracker(Tracker):
                     raise  # otherwise the run was deleted
         self.run_id = (resumed or mlflow.start_run(**{"run_name": run.name, **args})).info.run_id
         if resumed is None:  # parameters cannot change
-            parameters = {_name(name): str(value)[:_LONGEST_VALUE] for name, value in _flat(run.config)}
+            parameters = {_name(name): str(value)[:_LONGEST_VALUE] for name, value in flat(run.config, ".")}
             names = list(parameters)
             for start in range(0, len(names), _MOST_PARAMETERS):
                 mlflow.log_params({name: parameters[name] for name in names[start : start + _MOST_PARAMETERS]})
@@ -78,11 +79,3 @@ class MlflowTracker(Tracker):
 def _name(name: str) -> str:
     """A name that MLflow accepts: `avg_8` for `avg@8`."""
     return _NOT_IN_A_NAME.sub("_", name)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """`("algorithm.steps", 60)`, …"""
-    found: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found

@@ -32,12 +32,25 @@ class SampleLog(RunListener):
         """`show`: receives the samples of the steps to show, of one kind and step each. `warn`: displays a warning."""
         self._path, self._spec, self._show, self._warn = path, spec, show, warn
         self._waiting: dict[int, list[Sample]] = {}
-        self._is_writable = spec.per_step > 0
+        self._is_writable = True
 
     def step_scored(self, batch: RolloutBatch, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> None:
-        samples = samples_of(batch, prompts, completions, self._spec.per_step, time.time())
+        chosen = at_even_distances(len(completions), self._spec.per_step)
+        parts = {i: {name: _finite(of[i]) for name, of in batch.reward_parts.items()} for i in chosen}
+        samples = [
+            sample_of(prompts[i // batch.group_size], completions[i]).model_copy(
+                update={
+                    "step": batch.step,
+                    "reward": float(batch.rewards[i]),
+                    "rewards": parts[i],
+                    "advantage": _finite(batch.advantages[i]),
+                }
+            )
+            for i in chosen
+        ]
         self._write(samples)
-        if samples and self._is_due(batch.step):
+        every = self._spec.show_every_steps
+        if every and (batch.step == 1 or batch.step % every == 0):
             self._waiting[batch.step] = samples
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
@@ -46,94 +59,59 @@ class SampleLog(RunListener):
     def evaluation_scored(
         self, step: int, prompts: Sequence[Prompt], completions: Sequence[Completion], rewards: FloatArray
     ) -> None:
-        size = len(completions) // max(len(prompts), 1)
-        chosen = at_even_distances(len(completions), self._spec.per_step)
-        now = time.time()
         samples = [
-            _sample(step, "evaluation", prompts[i // size], completions[i], float(rewards[i]), {}, None, now)
-            for i in chosen
+            sample_of(prompts[i * len(prompts) // len(completions)], completions[i]).model_copy(
+                update={"step": step, "kind": "evaluation", "reward": float(rewards[i])}
+            )
+            for i in at_even_distances(len(completions), self._spec.per_step)
         ]
         self._write(samples)
         if self._spec.show_every_steps:
             self._show_all(samples)
 
-    def _is_due(self, step: int) -> bool:
-        every = self._spec.show_every_steps
-        return every > 0 and (step == 1 or step % every == 0)
-
     def _show_all(self, samples: Sequence[Sample]) -> None:
-        if samples:
-            for show in self._show:
-                show(samples)
+        for show in self._show if samples else ():
+            show(samples)
 
-    def _write(self, samples: Sequence[Sample]) -> None:
-        if not samples or not self._is_writable:
-            return
+    def _write(self, samples: list[Sample]) -> None:
+        """Append the samples, which were scored together."""
+        now = time.time()
+        samples[:] = [sample.model_copy(update={"scored_at": now}) for sample in samples]
         data = b"".join(sample.model_dump_json().encode() + b"\n" for sample in samples)
+        if not data or not self._is_writable:
+            return
         try:
             if self._path.exists() and self._path.stat().st_size + len(data) > LARGEST_FILE_BYTES:
                 self._path.replace(earlier_samples(self._path))
-            with self._path.open("ab") as file:
-                if file.tell() and not _ends_with_newline(self._path):
-                    file.write(b"\n")  # the last line was cut off by a crash
+            with self._path.open("ab+") as file:
+                if file.tell():
+                    file.seek(-1, 2)
+                    data = data if file.read(1) == b"\n" else b"\n" + data  # a crash has cut the last line off
                 file.write(data)
         except OSError as error:
             self._is_writable = False
             self._warn(f"{self._path} could not be written, and no more samples are kept: {error.strerror or error}")
 
 
-def samples_of(
-    batch: RolloutBatch, prompts: Sequence[Prompt], completions: Sequence[Completion], count: int, scored_at: float
-) -> list[Sample]:
-    """At most `count` responses of a scored step, of prompts at even distances. `scored_at`: seconds since the epoch.
-
-    The choice depends on nothing but the numbers, so it is no selection of good or bad responses.
-    """
-    return [
-        _sample(
-            batch.step,
-            "train",
-            prompts[i // batch.group_size],
-            completions[i],
-            float(batch.rewards[i]),
-            {name: _finite(parts[i]) for name, parts in batch.reward_parts.items()},
-            _finite(batch.advantages[i]),
-            scored_at,
-        )
-        for i in at_even_distances(len(completions), count)
-    ]
-
-
 def at_even_distances(length: int, count: int) -> list[int]:
-    """At most `count` indices below `length`."""
+    """At most `count` indices below `length`. The choice depends on nothing else, so it is no selection of good or bad
+    responses."""
     count = min(length, count)
     return [index * length // count for index in range(count)]
 
 
-def _sample(
-    step: int,
-    kind: str,
-    prompt: Prompt,
-    completion: Completion,
-    reward: float,
-    rewards: Mapping[str, float | None],
-    advantage: float | None,
-    scored_at: float,
-) -> Sample:
-    return Sample.model_validate(
-        {
-            "step": step,
-            "kind": kind,
-            "prompt_index": prompt.index,
-            "prompt": shortened_in_the_middle(prompt.text),
-            "response": shortened_in_the_middle(completion.text),
-            "reward": reward,
-            "rewards": rewards,
-            "advantage": advantage,
-            "finished": completion.finished,
-            "tokens": len(completion.token_ids),
-            "scored_at": scored_at,
-        }
+def sample_of(prompt: Prompt, completion: Completion) -> Sample:
+    """The sample without step and reward."""
+    return Sample(
+        step=0,
+        kind="train",
+        prompt_index=prompt.index,
+        prompt=shortened_in_the_middle(prompt.text),
+        response=shortened_in_the_middle(completion.text),
+        reward=0.0,
+        advantage=None,
+        finished=completion.finished,
+        tokens=len(completion.token_ids),
     )
 
 
@@ -145,11 +123,5 @@ def shortened_in_the_middle(text: str) -> str:
     return f"{text[:first]} … {len(text) - LONGEST_TEXT:,} characters … {text[first - LONGEST_TEXT :]}"
 
 
-def _finite(value: np.floating | float) -> float | None:
+def _finite(value: np.floating) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"

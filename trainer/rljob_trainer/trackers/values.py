@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.job import RLJob
@@ -27,12 +27,13 @@ def run_config(job: RLJob) -> dict[str, Any]:
 
 
 def record_values(record: StepRecord | EvaluationRecord) -> dict[str, float]:
-    """The values of a step or an evaluation, by the names in the trackers."""
-    return evaluation_values(record) if isinstance(record, EvaluationRecord) else step_values(record)
+    """The values of a step or an evaluation, by the names in the trackers.
 
-
-def step_values(record: StepRecord) -> dict[str, float]:
-    """Metrics have the names of the ledger. Memory is in GiB: the highest peak of the role."""
+    Metrics of a step have the names of the ledger. Memory is in GiB: the highest peak of the role's processes.
+    """
+    if isinstance(record, EvaluationRecord):
+        values = {"seconds": record.seconds, **record.metrics}
+        return {f"evaluation/{name}": value for name, value in values.items()}
     return {
         **{f"reward/{name}": value for name, value in record.reward.model_dump().items()},
         **{f"response/{name}": value for name, value in record.response.model_dump().items()},
@@ -45,20 +46,15 @@ def step_values(record: StepRecord) -> dict[str, float]:
     }
 
 
-def evaluation_values(record: EvaluationRecord) -> dict[str, float]:
-    return {f"evaluation/{name}": value for name, value in record.metrics.items()} | {
-        "evaluation/seconds": record.seconds
-    }
-
-
 def summary_values(summary: Summary) -> dict[str, Any]:
     """The numbers and texts of `summary.json`, those of objects under names such as `peak_memory/policy/gib`."""
-    return dict(_flat(summary.model_dump(mode="json", exclude={"plan_changes"})))
+    return dict(flat(summary.model_dump(mode="json", exclude={"plan_changes"}), "/"))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested objects, by joined names. Those that are None are left out."""
     for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}/")
+        if isinstance(value, Mapping):
+            yield from flat(value, separator, f"{prefix}{name}{separator}")
         elif value is not None:
             yield f"{prefix}{name}", value
