@@ -1,4 +1,4 @@
-"""The commands `validate`, `plan`, `plot`, `show`, `diagnose` and `fetch`, and those of the trainer if it is installed."""
+"""The commands that need no trainer, and those of the trainer if it is installed."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ class Kind(StrEnum):
 def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Step. Default: the last one with samples.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON list.")] = False,
 ) -> None:
     """Show prompts and responses of a step, with their rewards. The run may be in progress.

@@ -81,7 +81,7 @@ def test_samples_of_every_step_are_kept_and_some_are_printed(resumed: FinishedRu
     assert all(sample.prompt and sample.response for sample in samples)
     last = resumed.steps[-1]["step"]
     shown = last - last % 2
-    assert f"step {shown}  prompt " in resumed.printed
+    assert f"sample of step {shown}  prompt " in resumed.printed
     code, printed, _ = show(resumed.output)
     assert code == 0
-    assert f"step {last}  prompt" in printed
+    assert f"sample of step {last}  prompt" in printed

@@ -116,7 +116,8 @@ _HTTPS_PORT = 443
 
 
 def _network_policy(attempt: JobAttempt) -> Manifest:
-    """Ingress from the job's own pods, and to its metrics; egress to the pods, DNS, HTTPS, the API server and destinations of the settings.
+    """Ingress from the job's own pods, and to its metrics; egress to the pods, DNS, HTTPS, the API server and
+    destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """

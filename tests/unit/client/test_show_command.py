@@ -52,12 +52,12 @@ def test_the_last_step_is_shown_within_the_terminal(tmp_path: Path) -> None:
     lines = printed.splitlines()
     assert code == 0
     assert " ".join(lines[:2]).startswith(
-        "step 2  prompt 3  reward 1.000 (format 0.5, judge –)  advantage +0.50  2 tokens, cut"
+        "sample of step 2  prompt 3  reward 1.000 (format 0.5, judge –)  advantage +0.50  2 tokens, cut"
     )
     assert all(len(line) <= WIDTH for line in lines)
     assert "last" in printed
     assert "one" not in printed
-    assert "step 2 evaluation  prompt 3  reward 1.000  2 tokens" in lines
+    assert "evaluation sample of step 2  prompt 3  reward 1.000  2 tokens" in lines
     assert lines[-1].split() == ["response", "(empty)"]
 
 
@@ -70,7 +70,9 @@ def test_a_response_cannot_control_the_terminal(tmp_path: Path) -> None:
 def test_a_step_and_a_kind_can_be_chosen_as_json(tmp_path: Path) -> None:
     write(tmp_path, {"step": 1}, {"step": 2}, {"step": 2, "kind": "evaluation", "advantage": None})
     assert [found["step"] for found in json.loads(show(tmp_path, "--step", 1, "--json")[1])] == [1]
-    assert [found["kind"] for found in json.loads(show(tmp_path, "--kind", "evaluation", "--json")[1])] == ["evaluation"]
+    assert [found["kind"] for found in json.loads(show(tmp_path, "--kind", "evaluation", "--json")[1])] == [
+        "evaluation"
+    ]
 
 
 @pytest.mark.parametrize(

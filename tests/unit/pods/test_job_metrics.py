@@ -58,7 +58,10 @@ def test_prometheus_reads_step_reward_evaluation_and_memory(metrics: JobMetrics,
     code, text = get(f"{address}/metrics")
     assert code == 200
     found = {
-        (sample.name.removeprefix("rljob_job_"), *sorted(value for key, value in sample.labels.items() if key != "rljob")): sample
+        (
+            sample.name.removeprefix("rljob_job_"),
+            *sorted(value for key, value in sample.labels.items() if key != "rljob"),
+        ): sample
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

@@ -102,7 +102,12 @@ def test_calls_beyond_the_queue_are_dropped_with_one_warning() -> None:
 
 def test_closing_gives_up_at_its_deadline() -> None:
     release = threading.Event()
-    delivered, warnings = delivery(lambda: release.wait(60.0) and Recorded() or Recorded())
+
+    def open_late() -> Tracker:
+        release.wait(60.0)
+        return Recorded()
+
+    delivered, warnings = delivery(open_late)
     delivered.close(time.monotonic())
     release.set()
     assert warnings == [

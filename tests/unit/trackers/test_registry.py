@@ -27,9 +27,19 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "known", "wrong", "message"),
     [
-        ("wandb", {"entity": "a", "mode": "offline"}, "entitiy", "wandb.init has no such argument; did you mean entity?"),
+        (
+            "wandb",
+            {"entity": "a", "mode": "offline"},
+            "entitiy",
+            "wandb.init has no such argument; did you mean entity?",
+        ),
         ("mlflow", {"tracking_uri": "http://a", "tags": {}}, "trackinguri", "did you mean tracking_uri?"),
-        ("tensorboard", {"logdir": "a", "flush_secs": 1}, "log_dir", "EventFileWriter has no such argument; did you mean"),
+        (
+            "tensorboard",
+            {"logdir": "a", "flush_secs": 1},
+            "log_dir",
+            "EventFileWriter has no such argument; did you mean",
+        ),
         ("trackio", {"space_id": "a"}, "zzz", "trackio.init has no such argument; known: auto_log_cpu, "),
     ],
 )

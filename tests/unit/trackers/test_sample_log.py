@@ -106,7 +106,10 @@ def test_an_evaluation_is_kept_beside_the_step(tmp_path: Path) -> None:
     run.score(1)
     run.log.evaluation_scored(1, PROMPTS, COMPLETIONS, np.arange(8, dtype=np.float32))
     evaluated = [sample for sample in read_samples(run.path) if sample.kind == "evaluation"]
-    assert [(each.prompt_index, each.reward, each.advantage) for each in evaluated] == [(10, 0.0, None), (12, 4.0, None)]
+    assert [(each.prompt_index, each.reward, each.advantage) for each in evaluated] == [
+        (10, 0.0, None),
+        (12, 4.0, None),
+    ]
     assert run.shown == [[1, 1]]
 
 

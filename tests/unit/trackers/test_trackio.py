@@ -13,12 +13,12 @@ from pathlib import Path
 from tests.unit.trackers.tracked import attempt, sample
 
 directory = Path(sys.argv[1])
-with attempt(directory, finish=False, name="trackio", project="research") as killed:
-    killed.commit(1, 0.1, metrics={"loss": float("nan")})
-    killed.evaluate(1)
-    killed.listener.samples([sample(1)])
-    killed.recover(1)
-with attempt(directory, killed.records, name="trackio", project="research") as resumed:
+with attempt(directory, name="trackio", project="research") as stopped:
+    stopped.commit(1, 0.1, metrics={"loss": float("nan")})
+    stopped.evaluate(1)
+    stopped.listener.samples([sample(1)])
+    stopped.recover(1)
+with attempt(directory, stopped.records, name="trackio", project="research") as resumed:
     resumed.commit(2, 0.2)
 
 from trackio.sqlite_storage import SQLiteStorage
@@ -48,6 +48,6 @@ def test_a_local_run_has_steps_evaluations_tables_and_alerts_over_two_attempts(t
     assert rewards == [(1, 0.1), (2, 0.2)]
     assert [log["evaluation/avg@8"] for log in found["logs"] if "evaluation/avg@8" in log] == [0.75]
     assert "4 + 3 =" in json.dumps([log["samples/train"] for log in found["logs"] if "samples/train" in log])
-    assert [log["summary/steps"] for log in found["logs"] if "summary/steps" in log] == [2]
+    assert [log["summary/steps"] for log in found["logs"] if "summary/steps" in log] == [1, 2]
     assert "Recovered" in json.dumps(found["alerts"])
     assert list((tmp_path / "trackio").iterdir()), "the data is in the output directory"

@@ -43,6 +43,7 @@ def test_the_configuration_leaves_out_what_may_be_secret() -> None:
         "model": {"uri": "hf://org/name"},
         "task": {"name": "digits"},
         "algorithm": {"steps": 4},
+        "topology": "Disaggregated",
         "policy": {"gpusPerReplica": 2, "template": {"spec": {"containers": [{"name": "rljob", **secret}]}}},
         "rollout": {"template": {"spec": {"secret": 1}}, "engineArgs": {"hf_token": "secret"}},
         "controller": {"template": {"metadata": {"annotations": {"secret": "secret"}}}},

@@ -132,9 +132,7 @@ class JobRun:
                 else:
                     console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
-                    listeners = run_listeners(
-                        self.job, self.directory.path, ledger.records, self.listener, display
-                    )
+                    listeners = run_listeners(self.job, self.directory.path, ledger.records, self.listener, display)
                     with display, stop_on_signals(display.note) as stop, listeners as listener:
                         outcome = self._attempts(ledger, listener, display, stop)
                         listener.finished(self._summary(ledger, outcome))

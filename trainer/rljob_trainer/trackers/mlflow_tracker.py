@@ -33,7 +33,6 @@ class MlflowTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import mlflow
         from mlflow.entities import Metric
-        from mlflow.exceptions import MlflowException
 
         args = dict(run.spec.args)
         uri = args.pop("tracking_uri", None) or os.environ.get("MLFLOW_TRACKING_URI")
@@ -41,19 +40,25 @@ class MlflowTracker(Tracker):
         mlflow.set_experiment(run.project)
         self._mlflow, self._metric = mlflow, Metric
         self._client = mlflow.MlflowClient()
-        resumed = None
-        if run.run_id is not None:
-            try:
-                resumed = mlflow.start_run(run_id=run.run_id)
-            except MlflowException as error:
-                if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    raise  # otherwise the run was deleted
-        self.run_id = (resumed or mlflow.start_run(**{"run_name": run.name, **args})).info.run_id
-        if resumed is None:  # parameters cannot change
+        is_resumed = run.run_id is not None and self._exists(run.run_id)
+        args = {"run_id": run.run_id} if is_resumed else {"run_name": run.name, **args}
+        self.run_id = mlflow.start_run(**args).info.run_id
+        if not is_resumed:  # parameters cannot change
             parameters = {_name(name): str(value)[:_LONGEST_VALUE] for name, value in flat(run.config, ".")}
             names = list(parameters)
             for start in range(0, len(names), _MOST_PARAMETERS):
                 mlflow.log_params({name: parameters[name] for name in names[start : start + _MOST_PARAMETERS]})
+
+    def _exists(self, run_id: str) -> bool:
+        """False if the run was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self._client.get_run(run_id).info.lifecycle_stage) == "active"
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
 
     def log(self, values: Mapping[str, float], step: int, time: float) -> None:
         at = int(time * 1000)

@@ -23,15 +23,16 @@ class TensorboardTracker(Tracker):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         args = dict(run.spec.args)
-        directory = run.directory / str(args.pop("logdir", "tensorboard"))
-        self.run_id = str(directory)
+        self.run_id = str(args.pop("logdir", "tensorboard"))
         self._events, self._summaries, self._tensors, self._string = event_pb2, summary_pb2, tensor_pb2, DT_STRING
-        self._writer = EventFileWriter(str(directory), **args)
+        self._writer = EventFileWriter(str(run.directory / self.run_id), **args)
         # Readers then drop the steps of earlier files from this one on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=clock.time(), step=run.next_step, session_log=start))
-        if run.run_id is None:
-            self._text("manifest", "\n".join(f"    {line}" for line in json.dumps(run.config, indent=2).splitlines()), 0)
+        if run.run_id != self.run_id:
+            self._text(
+                "manifest", "\n".join(f"    {line}" for line in json.dumps(run.config, indent=2).splitlines()), 0
+            )
 
     def log(self, values: Mapping[str, float], step: int, time: float) -> None:
         entries = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]

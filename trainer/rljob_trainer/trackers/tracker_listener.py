@@ -96,12 +96,12 @@ class TrackerListener(RunListener):
         rest = self._known[reported:]
         next_step = rest[0].step if rest else self._step + 1
         run_id = before.get("run_id") if before else None
-        run = TrackedRun(
-            self._spec, self._job.metadata.name, run_config(self._job), self._directory, run_id, next_step
-        )
+        run = TrackedRun(self._spec, self._job.metadata.name, run_config(self._job), self._directory, run_id, next_step)
         tracker = TRACKERS[self._spec.name](run)
+        if tracker.run_id != run_id:  # the earlier one was deleted
+            reported = 0
         self._remember(tracker, reported)
-        for count, record in enumerate(rest, start=reported + 1):
+        for count, record in enumerate(self._known[reported:], start=reported + 1):
             self._log(tracker, record, count)
         return tracker
 

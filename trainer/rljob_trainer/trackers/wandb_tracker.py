@@ -34,7 +34,12 @@ class WandbTracker(Tracker):
             **run.spec.args,
         }
         # Nothing is printed, read from the terminal or captured, and the process ends in time without a server.
-        settings = {"silent": True, "console": "off", "finish_timeout": CLOSE_SECONDS - 5, "init_timeout": CLOSE_SECONDS}
+        settings = {
+            "silent": True,
+            "console": "off",
+            "finish_timeout": CLOSE_SECONDS - 5,
+            "init_timeout": CLOSE_SECONDS,
+        }
         args["settings"] = settings | dict(run.spec.args.get("settings", {}))
         self._run = wandb.init(**args)
         self._table = wandb.Table
