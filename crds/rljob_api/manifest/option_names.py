@@ -164,14 +164,14 @@ OPTION_NAMES: dict[str, str] = {
     "not needed: a run resumes by itself": "resume_from_checkpoint resume_mode",
     "not supported: upload the directory model/ of the output directory with the hub's own command": "push_to_hub",
     _TRACKING: "wandb use_wandb report_to logger logging mlflow tensorboard trackio",
-    "spec.tracking[].project": "project_name wandb_project trackio_project",
-    "spec.tracking[].args (as space_id: NAME)": "trackio_space_id",
-    "spec.tracking[].args (as entity: NAME)": "wandb_entity wandb_team_name",
+    "spec.tracking (project of its element)": "project_name wandb_project trackio_project",
+    "spec.tracking (args: {space_id: NAME} of its element)": "trackio_space_id",
+    "spec.tracking (args: {entity: NAME} of its element)": "wandb_entity wandb_team_name",
     "not needed: remove it; every step is logged": "logging_steps",
     "spec.samples.perStep (samples are on by default)": (
         "log_completions num_completions_to_print log_val_generations rollout_data_dir"
     ),
-    "metadata.name (or spec.tracking[].runName)": "run_name experiment_name",
+    "metadata.name (or runName of an element of spec.tracking)": "run_name experiment_name",
     "spec.memory.activationCheckpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "spec.memory.optimizerOffload": "optimizer_cpu_offload adam_offload",
     "spec.memory.policyOffload": "param_offload",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rljob_client.run_directory.samples import Sample
@@ -34,6 +35,10 @@ def delivery(open_tracker: Callable[[], Tracker], **changes: Any) -> tuple[Deliv
     return Delivery("wandb", open_tracker, warnings.append, SECRETS, **changes), warnings
 
 
+def log(step: int, tracker: Tracker) -> None:
+    tracker.log({}, step, 0.0)
+
+
 def soon() -> float:
     return time.monotonic() + 60.0
 
@@ -47,7 +52,7 @@ def test_calls_are_made_in_order_and_errors_cause_one_warning() -> None:
     delivered, warnings = delivery(lambda: tracker)
     for step in (1, 2, 3):
         delivered.put(fail)
-        delivered.put(lambda each, step=step: each.log({}, step, 0.0))
+        delivered.put(partial(log, step))
     delivered.close(soon())
     assert tracker.logged == [1, 2, 3]
     assert warnings == [
@@ -77,7 +82,12 @@ def test_a_tracker_that_hangs_causes_one_warning_and_is_not_waited_for() -> None
     delivered, warnings = delivery(Recorded, hangs_after_seconds=0.0)
     delivered.put(hang)
     assert begun.wait(60.0)
-    eventually(lambda: delivered.put(lambda tracker: None) or warnings, "a warning")
+
+    def warned() -> list[str]:
+        delivered.put(partial(log, 1))
+        return warnings
+
+    eventually(warned, "a warning")
     delivered.close(time.monotonic())
     release.set()
     assert warnings == ["the tracker wandb has not answered for 0 s; training continues"]
@@ -92,7 +102,7 @@ def test_calls_beyond_the_queue_are_dropped_with_one_warning() -> None:
 
     delivered, warnings = delivery(open_late)
     for step in range(MOST_WAITING + 5):
-        delivered.put(lambda each, step=step: each.log({}, step, 0.0))
+        delivered.put(partial(log, step))
     release.set()
     delivered.close(soon())
     assert tracker.logged == list(range(MOST_WAITING))

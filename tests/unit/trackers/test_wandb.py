@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from wandb.proto import wandb_internal_pb2
 
+from rljob_testing.patience import eventually
 from tests.unit.trackers.tracked import attempt, sample
 
 
@@ -48,6 +49,15 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
             whole = b""
 
 
+def wait_until_written(directory: Path, runs: int) -> None:
+    """W&B's own process closes the files after the run is finished."""
+
+    def ends() -> bool:
+        return sum(record.WhichOneof("record_type") == "exit" for record in records(directory)) == runs
+
+    eventually(ends, "the end of every run in its file")
+
+
 def values(items: Any) -> dict[str, Any]:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
@@ -66,6 +76,7 @@ def test_an_offline_run_has_steps_evaluations_tables_tags_and_the_summary(tmp_pa
         run.listener.samples([sample(1)])
         run.recover(1)
         run.commit(2, 0.2)
+    wait_until_written(tmp_path, 1)
     assert history(tmp_path, "reward/mean") == [(1, 0.1), (2, 0.2)]
     assert history(tmp_path, "evaluation/avg@8") == [(1, 0.75)]
     assert history(tmp_path, "rewards/format") == [(1, 0.5)]
@@ -79,7 +90,7 @@ def test_an_offline_run_has_steps_evaluations_tables_tags_and_the_summary(tmp_pa
     config = values(first.config.update)
     assert config["algorithm"]["steps"] == 4
     assert "in-plain-text" not in json.dumps(config)
-    summary = {}
+    summary: dict[str, Any] = {}
     for record in records(tmp_path):
         if record.WhichOneof("record_type") == "summary":
             summary |= values(record.summary.update)
@@ -87,10 +98,11 @@ def test_an_offline_run_has_steps_evaluations_tables_tags_and_the_summary(tmp_pa
 
 
 def test_a_resumed_run_has_the_same_id_and_the_steps_that_were_not_reported(tmp_path: Path) -> None:
-    with attempt(tmp_path, finish=False, name="wandb") as killed:
-        killed.commit(1, 0.1)
-    with attempt(tmp_path, [*killed.records], name="wandb") as resumed:
+    with attempt(tmp_path, name="wandb") as stopped:
+        stopped.commit(1, 0.1)
+    with attempt(tmp_path, stopped.records, name="wandb") as resumed:
         resumed.commit(2, 0.2)
+    wait_until_written(tmp_path, 2)
     assert history(tmp_path, "reward/mean") == [(1, 0.1), (2, 0.2)]
     runs = {record.run.run_id for record in records(tmp_path) if record.WhichOneof("record_type") == "run"}
     assert runs == {json.loads((tmp_path / ".trackers" / "wandb.json").read_text())["run_id"]}
@@ -99,6 +111,7 @@ def test_a_resumed_run_has_the_same_id_and_the_steps_that_were_not_reported(tmp_
 UNREACHABLE = """
 import sys, time
 from pathlib import Path
+from rljob_testing.patience import eventually
 from tests.unit.trackers.tracked import TrackedAttempt
 
 if __name__ == "__main__":

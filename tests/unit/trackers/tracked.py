@@ -65,7 +65,7 @@ class TrackedAttempt:
         self.records = list(records)
         self.warnings: list[str] = []
         job_of_run = job(**tracker)
-        [spec] = job_of_run.spec.tracking or ()
+        [spec] = job_of_run.spec.tracking or []
         self.listener = TrackerListener(spec, job_of_run, directory, self.records, self.warnings.append)
 
     def commit(self, step: int, reward: float = 0.5, **changes: Any) -> None:

@@ -94,7 +94,7 @@ def serve(registry: CollectorRegistry, port: int, token_sha256: str) -> WSGIServ
 
     The pod knows only the digest: whoever reads its environment cannot read the metrics of other jobs.
     """
-    metrics = make_wsgi_app(registry)
+    metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
@@ -92,10 +93,10 @@ class TrackerListener(RunListener):
 
     def _open(self) -> Tracker:
         before = self._remembered()
-        reported = int(before.get("records", 0)) if before else 0
+        reported = before.get("records", 0)
         rest = self._known[reported:]
         next_step = rest[0].step if rest else self._step + 1
-        run_id = before.get("run_id") if before else None
+        run_id = before.get("run_id")
         run = TrackedRun(self._spec, self._job.metadata.name, run_config(self._job), self._directory, run_id, next_step)
         tracker = TRACKERS[self._spec.name](run)
         if tracker.run_id != run_id:  # the earlier one was deleted
@@ -110,7 +111,7 @@ class TrackerListener(RunListener):
         tracker.log(record_values(record), record.step, time)
         self._remember(tracker, count)
 
-    def _remembered(self) -> dict[str, str | int]:
+    def _remembered(self) -> dict[str, Any]:
         """State of an earlier attempt. Empty if there is none, or if the run is now in another project."""
         with suppress(OSError, ValueError):
             state = json.loads(self._state.read_bytes())

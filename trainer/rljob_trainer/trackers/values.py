@@ -10,7 +10,7 @@ from rljob_client.run_directory.records import EvaluationRecord, StepRecord
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.sizes import GIB
 
-_MAY_CONTAIN_SECRETS = {
+_MAY_CONTAIN_SECRETS: dict[str, Any] = {
     "tracking": True,
     "env": True,
     "env_from": True,
