@@ -53,7 +53,7 @@ def wait_until_written(directory: Path, runs: int) -> None:
     """W&B's own process closes the files after the run is finished."""
 
     def ends() -> bool:
-        return sum(record.WhichOneof("record_type") == "exit" for record in records(directory)) == runs
+        return [record.WhichOneof("record_type") for record in records(directory)].count("exit") == runs
 
     eventually(ends, "the end of every run in its file")
 
