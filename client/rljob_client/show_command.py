@@ -65,14 +65,14 @@ def sample_view(samples: Sequence[Sample], width: int, most_lines: int | None = 
 
 
 def _heading(sample: Sample) -> str:
-    """`sample of step 10  prompt 3  reward 1.000 (format 0.5)  advantage +0.71  12 tokens, cut at the limit`."""
+    """`sample of step 10  prompt 3  reward 1.000 (format 0.5)  advantage +0.71  12 tokens, cut`."""
     of_each = ", ".join(f"{name} {'–' if part is None else f'{part:.3g}'}" for name, part in sample.rewards.items())
     parts = [
         f"{'sample' if sample.kind == 'train' else 'evaluation sample'} of step {sample.step}",
         f"prompt {sample.prompt_index}",
         f"reward {reward_text(sample.reward)}" + (f" ({of_each})" if of_each else ""),
         *([f"advantage {sample.advantage:+.2f}"] if sample.advantage is not None else []),
-        f"{sample.tokens} tokens" + ("" if sample.finished else ", cut at the limit"),
+        f"{sample.tokens} tokens" + ("" if sample.finished else ", cut"),
     ]
     return "  ".join(parts)
 
