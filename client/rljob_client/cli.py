@@ -128,7 +128,7 @@ def plot(
         raise typer.Exit(error.exit_code) from None
 
 
-class Kind(StrEnum):
+class SamplesOf(StrEnum):
     TRAIN = "train"
     EVALUATION = "evaluation"
 
@@ -138,7 +138,7 @@ def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Step. Default: the last one with samples.")] = None,
     kind: Annotated[
-        Kind | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")
+        SamplesOf | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON list.")] = False,
 ) -> None:

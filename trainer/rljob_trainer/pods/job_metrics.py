@@ -107,12 +107,12 @@ def serve(registry: CollectorRegistry, port: int, token_sha256: str) -> WSGIServ
             return [b"expected the path /metrics\n"]
         return metrics(environ, start_response)
 
-    server = make_server("", port, answer, ThreadingWSGIServer, _Handler)
+    server = make_server("", port, answer, ThreadingWSGIServer, _MetricsHandler)
     Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
 
 
-class _Handler(WSGIRequestHandler):
+class _MetricsHandler(WSGIRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,1 +1,1 @@
-"""What a run shows to people while it runs: experiment trackers, and samples of its responses."""
+"""Experiment trackers and samples of responses: a view of the run for people, while it runs."""

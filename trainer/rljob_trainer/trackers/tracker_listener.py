@@ -121,6 +121,7 @@ class TrackerListener(RunListener):
 
     def _remember(self, tracker: Tracker, count: int) -> None:
         self._state.parent.mkdir(exist_ok=True)
+        state = {"run_id": tracker.run_id, "project": self._spec.project, "records": count}
         partial = self._state.with_name(f"{self._state.name}.partial")
-        partial.write_text(json.dumps({"run_id": tracker.run_id, "project": self._spec.project, "records": count}))
+        partial.write_bytes(json.dumps(state).encode())
         partial.replace(self._state)
