@@ -12,7 +12,7 @@ from rljob_api.step_report import Evidence, MemoryPressure, TrainingWarning
 from rljob_client.run_directory.records import EvaluationRecord, StepRecord
 from rljob_client.run_directory.summary import Summary
 from rljob_memory.sample import MemorySample
-from rljob_trainer.rollout_batch import Completion, FloatArray, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
 
 class RunListener:
@@ -40,13 +40,10 @@ class RunListener:
         """Called after each commit. `memory`: peaks by actor name and phase."""
 
     def evaluation_scored(
-        self, step: int, prompts: Sequence[Prompt], completions: Sequence[Completion], rewards: FloatArray
+        self, step: int, rewards: Sequence[float], prompts: Sequence[Prompt], completions: Sequence[Completion]
     ) -> None:
-        """Called after the rewards of an evaluation are known, before `evaluated`.
-
-        `step`: the last committed step before it. `completions`: the same number for each prompt, prompt after prompt.
-        `rewards`: [completions].
-        """
+        """Called before `evaluated`, with the responses of the evaluation after `step` (0: the initial model), prompt
+        after prompt, each with its reward."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Called after each evaluation. Its record is in the ledger."""

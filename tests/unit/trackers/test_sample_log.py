@@ -86,7 +86,7 @@ def test_nothing_is_written_or_shown_if_no_text_is_to_be_kept(tmp_path: Path) ->
     run = Shown(tmp_path, per_step=0)
     run.score(1)
     run.commit(1)
-    run.log.evaluation_scored(1, PROMPTS, COMPLETIONS, np.ones(8, np.float32))
+    run.log.evaluation_scored(1, [1.0] * 8, PROMPTS, COMPLETIONS)
     assert (run.shown, run.path.exists()) == ([], False)
 
 
@@ -104,7 +104,7 @@ def test_the_later_scoring_of_a_step_replaces_the_earlier_one(tmp_path: Path) ->
 def test_an_evaluation_is_kept_beside_the_step(tmp_path: Path) -> None:
     run = Shown(tmp_path, per_step=2)
     run.score(1)
-    run.log.evaluation_scored(1, PROMPTS, COMPLETIONS, np.arange(8, dtype=np.float32))
+    run.log.evaluation_scored(1, [float(reward) for reward in range(8)], PROMPTS, COMPLETIONS)
     evaluated = [sample for sample in read_samples(run.path) if sample.kind == "evaluation"]
     assert [(each.prompt_index, each.reward, each.advantage) for each in evaluated] == [
         (10, 0.0, None),

@@ -13,7 +13,7 @@ from rljob_api.tracking import SamplesSpec
 from rljob_client.run_directory.records import StepRecord
 from rljob_client.run_directory.samples import Sample, earlier_samples
 from rljob_memory.sample import MemorySample
-from rljob_trainer.rollout_batch import Completion, FloatArray, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
 
 Show = Callable[[Sequence[Sample]], None]
@@ -57,7 +57,7 @@ class SampleLog(RunListener):
         self._show_all(self._waiting.pop(record.step, []))
 
     def evaluation_scored(
-        self, step: int, prompts: Sequence[Prompt], completions: Sequence[Completion], rewards: FloatArray
+        self, step: int, rewards: Sequence[float], prompts: Sequence[Prompt], completions: Sequence[Completion]
     ) -> None:
         samples = [
             sample_of(prompts[i * len(prompts) // len(completions)], completions[i]).model_copy(
