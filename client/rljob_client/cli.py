@@ -192,6 +192,32 @@ def env(as_json: AsJson = False) -> None:
     print_environment(as_json=as_json)
 
 
+class SamplesOf(StrEnum):
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+@app.command(epilog=examples("rljob show runs/digits", "rljob show runs/digits --step 20 --json"))
+def show(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
+    step: Annotated[int | None, typer.Option(metavar="N", help="Step. Default: the last one with samples.")] = None,
+    kind: Annotated[
+        SamplesOf | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON list.")] = False,
+) -> None:
+    """Show prompts and responses of a step, with their rewards. The run may be in progress.
+
+    \b
+    Exit codes:
+      0    shown
+      1    there are no such samples
+    """
+    from rljob_client.show_command import show as run
+
+    raise typer.Exit(run(directory, step, None if kind is None else kind.value, as_json=as_json))
+
+
 @app.command(
     epilog=examples(
         "rljob diagnose train.log",

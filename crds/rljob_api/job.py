@@ -19,6 +19,7 @@ from rljob_api.roles import ControllerSpec, PolicySpec, RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.task import TaskSpec
 from rljob_api.topology import TOPOLOGY_RULES, Topology, worker_pods
+from rljob_api.tracking import SamplesSpec, TrackerSpec
 
 QueueName = Annotated[
     str,
@@ -112,6 +113,12 @@ class RLJobSpec(ApiModel):
     )
     """Interval and storage of checkpoints."""
 
+    tracking: Annotated[list[TrackerSpec], Field(max_length=4)] | None = None
+    """Experiment trackers to which the run reports, each at most once: W&B, MLflow, TensorBoard, Trackio."""
+
+    samples: SamplesSpec = SamplesSpec()
+    """Prompts and responses that the run keeps in samples.jsonl, with their rewards."""
+
     env: Annotated[list[Variable], Field(max_length=64)] | None = None
     """Environment variables of the job's containers, as in a Kubernetes container: HF_TOKEN from a Secret, for example.
     rljob run ignores them: set them in the shell. Changes take effect with the next attempt."""
@@ -187,6 +194,12 @@ class RLJobSpec(ApiModel):
             field="algorithm",
             message="importanceSampling.mode must not be Disabled with maxStaleness: 1, because the responses come "
             "from the weights of the previous step: write Truncate, or maxStaleness: 0",
+        ),
+        Rule(
+            cel="self.tracking.all(one, self.tracking.exists_one(other, other.name == one.name))",
+            holds=lambda spec: len({one.name for one in spec.tracking or ()}) == len(spec.tracking or ()),
+            field="tracking",
+            message="has a tracker twice: write each at most once",
         ),
         Rule(
             cel="!has(self.queueName) || self.gang != 'Volcano'",

@@ -63,6 +63,7 @@ Labels = Annotated[dict[str, str], BeforeValidator(_parse_labels)]
 QuantityBytes = Annotated[int, BeforeValidator(quantity_bytes)]
 JsonObjects = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_parse_json_objects)]
 TorchVersion = Annotated[str, AfterValidator(_supported_torch)]
+TokenDigest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ports = Annotated[tuple[Port, ...], BeforeValidator(_split)]
 
@@ -115,6 +116,14 @@ class OperatorSettings(BaseModel):
     network_policy_egress: Annotated[JsonObjects, Group.PODS] = ()
     """Further destinations of the pods of jobs, such as proxies and object stores: egress rules of a NetworkPolicy, in
     JSON. The variable has a JSON list of them."""
+
+    job_metrics_token_sha256: Annotated[TokenDigest, Group.PODS] = ""
+    """SHA-256, in hexadecimal, of the bearer token with which Prometheus reads the metrics of each job from its
+    controller's pod. If empty, the pods serve none."""
+
+    job_metrics_from: Annotated[JsonObjects, Group.PODS] = ()
+    """Peers that may reach the metrics of jobs, in JSON, as in a NetworkPolicy. The variable has a JSON list of them.
+    If empty, all peers may."""
 
     api_server_ports: Annotated[Ports, Group.PODS] = ()
     """Ports of the API server in NetworkPolicies. If empty, those of the Service `kubernetes` and its EndpointSlice."""

@@ -76,12 +76,12 @@ def assert_same_weights(run: FinishedRun, other: FinishedRun, tolerance: float =
 
 
 def stop_after(
-    steps: int, who: str, how: signal.Signals, manifest: Path, output: Path, *options: str
+    steps: int, who: str, how: signal.Signals, manifest: Path, output: Path, *options: str, **environment: str
 ) -> tuple[int, str]:
     """Run until this run has committed `steps`, send `how` to the process of `who`, and wait for the end."""
     ledger, deadline = output / "ledger.jsonl", Deadline(PATIENCE_SECONDS)
     before = len(_lines(ledger))
-    process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options)
+    process = start_rljob("run", manifest, "--output", output, "--device", "cpu", *options, **environment)
     while _committed(lines := _lines(ledger)[before:]) < steps:
         assert process.poll() is None, process.communicate()[0]
         assert not deadline.passed, f"{steps} steps were not reached"

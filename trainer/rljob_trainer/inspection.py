@@ -38,6 +38,7 @@ from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.tasks.task_modules import require_staleness_allowed
+from rljob_trainer.trackers.registry import is_installed, not_installed_message, unknown_args
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -64,6 +65,7 @@ class Inspection:
         self._engine_arguments()
         self._eight_bits()
         self._algorithm()
+        self._trackers()
         directory = self._model()
         self._task(directory)
         if not self._failures & {"the reward function", "the data set", "the task"}:
@@ -81,6 +83,15 @@ class Inspection:
             return
         for name, message in engine_args_problems(self._spec.rollout.engine_args, fields).items():
             self._find("error", (*path, name), message)
+
+    def _trackers(self) -> None:
+        """Trackers without their library, and arguments that it does not have."""
+        trackers = self._spec.tracking or []
+        for index, tracker in enumerate(trackers):
+            if not is_installed(tracker):
+                self._find("warning", ("spec", "tracking", index, "name"), not_installed_message(tracker))
+        for path, message in unknown_args(trackers).items():
+            self._find("error", path, message)
 
     def _eight_bits(self) -> None:
         """Forms that the installed vLLM lacks, and GPUs of this machine that cannot compute in 8 bits."""

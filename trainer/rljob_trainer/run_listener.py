@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import Phase, PlanChange
 from rljob_api.step_report import Evidence, MemoryPressure, TrainingWarning
 from rljob_client.run_directory.records import EvaluationRecord, StepRecord
+from rljob_client.run_directory.summary import Summary
 from rljob_memory.sample import MemorySample
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 
@@ -37,6 +39,12 @@ class RunListener:
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
         """Called after each commit. `memory`: peaks by actor name and phase."""
 
+    def evaluation_scored(
+        self, step: int, rewards: Sequence[float], prompts: Sequence[Prompt], completions: Sequence[Completion]
+    ) -> None:
+        """Called before `evaluated`, with the responses of the evaluation after `step` (0: the initial model), prompt
+        after prompt, each with its reward."""
+
     def evaluated(self, record: EvaluationRecord) -> None:
         """Called after each evaluation. Its record is in the ledger."""
 
@@ -54,3 +62,25 @@ class RunListener:
 
     def training_warning(self, warning: TrainingWarning | None) -> None:
         """Called after each step: the gravest problem of the step, or None."""
+
+    def finished(self, summary: Summary) -> None:
+        """Called once, when the run is complete, stopped or failed."""
+
+
+class Listeners(RunListener):
+    """Passes each report to several listeners, in their order."""
+
+    def __init__(self, *listeners: RunListener) -> None:
+        self._listeners = listeners
+
+
+def _passed_on(method: str) -> Callable[..., None]:
+    def call(self: Listeners, *args: Any, **kwargs: Any) -> None:
+        for listener in self._listeners:
+            getattr(listener, method)(*args, **kwargs)
+
+    return call
+
+
+for _method in [name for name in vars(RunListener) if not name.startswith("_")]:
+    setattr(Listeners, _method, _passed_on(_method))

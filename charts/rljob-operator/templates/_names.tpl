@@ -120,6 +120,17 @@ Helm does not talk to the cluster (`helm template`, Argo CD) and no value is set
 {{- and .Values.serviceMonitor.enabled .Values.metrics.authentication (empty .Values.serviceMonitor.authorization) }}
 {{- end }}
 
+{{/* Name of the Secret with the token of the metrics of jobs. */}}
+{{- define "rljob.jobMetricsName" -}}
+{{- default (printf "%s-job-metrics" (include "rljob.fullname" .)) .Values.jobs.metrics.secretName }}
+{{- end }}
+
+{{/* Peers that may reach the metrics of jobs, as a JSON list. */}}
+{{- define "rljob.jobMetricsFrom" -}}
+{{- $here := dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace)) }}
+{{- default (list $here) .Values.jobs.metrics.from | toJson }}
+{{- end }}
+
 {{/*
 The uid of a dict {value, capabilities}; 0 if the cluster assigns one. OpenShift refuses pods with a uid outside the range
 of their namespace.

@@ -23,6 +23,7 @@
   "RUN_AS_USER" (include "rljob.runAsUser" (dict "value" $jobs.runAsUser "capabilities" .Capabilities))
   "NETWORK_POLICY" $jobs.networkPolicy.enabled
   "NETWORK_POLICY_EGRESS" (empty $jobs.networkPolicy.egress | ternary "" (toJson $jobs.networkPolicy.egress))
+  "JOB_METRICS_FROM" (ternary (include "rljob.jobMetricsFrom" .) "" $jobs.metrics.enabled)
   "API_SERVER_PORTS" (join " " .Values.networkPolicy.apiServerPorts)
   "SHARED_ACCOUNT" .Values.stepReportPolicy.enabled
   "MEMORY_PROFILES" $jobs.memoryProfiles
@@ -50,5 +51,10 @@
 - name: RLJOB_OPERATOR_{{ $name }}
   value: {{ . | quote }}
 {{- end }}
+{{- end }}
+{{- if $jobs.metrics.enabled }}
+- name: RLJOB_OPERATOR_JOB_METRICS_TOKEN_SHA256
+  valueFrom:
+    secretKeyRef: {name: {{ include "rljob.jobMetricsName" . }}, key: sha256}
 {{- end }}
 {{- end }}

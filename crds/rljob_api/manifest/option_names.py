@@ -8,7 +8,7 @@ import re
 _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
-_NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob report DIR"
+_TRACKING = "spec.tracking (a list, as [{name: wandb}])"
 _NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
 _NO_DYNAMIC_SAMPLING = "dynamic sampling of prompts is not supported yet"
@@ -168,10 +168,15 @@ OPTION_NAMES: dict[str, str] = {
     "not a field: rljob run --output DIR; in pods spec.checkpoint.volume": "output_dir default_local_dir ckpt_path",
     "not needed: a run resumes by itself": "resume_from_checkpoint resume_mode",
     "not supported: upload the directory model/ of the output directory with the hub's own command": "push_to_hub",
-    _NO_TRACKER: "wandb use_wandb report_to logger logging mlflow tensorboard project_name",
+    _TRACKING: "wandb use_wandb report_to logger logging mlflow tensorboard trackio",
+    "spec.tracking (project of its element)": "project_name wandb_project trackio_project",
+    "spec.tracking (args: {space_id: NAME} of its element)": "trackio_space_id",
+    "spec.tracking (args: {entity: NAME} of its element)": "wandb_entity wandb_team_name",
     "not needed: remove it; every step is logged": "logging_steps",
-    "samples of the responses are not supported yet": "log_completions",
-    "metadata.name": "run_name experiment_name",
+    "spec.samples.perStep (samples are on by default)": (
+        "log_completions num_completions_to_print log_val_generations rollout_data_dir"
+    ),
+    "metadata.name (or runName of an element of spec.tracking)": "run_name experiment_name",
     "spec.memory.activationCheckpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "spec.memory.optimizerOffload": "optimizer_cpu_offload adam_offload",
     "spec.memory.policyOffload": "param_offload",

@@ -59,6 +59,11 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("recovery.maxHostMemory recovery.maxSharedMemory", _MACHINE, ""),
     ("checkpoint.everySteps checkpoint.keep checkpoint.acceptChangedInputs", "", _IN_FILE),
     ("checkpoint.volume checkpoint.size checkpoint.storageClassName checkpoint.retain", _OUTPUT, ""),
+    (
+        "tracking samples.perStep samples.showEverySteps",
+        "",
+        "has no effect: another trainer reports to trackers itself",
+    ),
     ("env envFrom", "rljob run ignores it: set the variables in the shell", ""),
     ("faultInjection.enabled faultInjection.faults", "", "has no effect: only RLJob's own trainer injects faults"),
     ("trainer", "", ""),

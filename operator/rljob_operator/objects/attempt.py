@@ -66,6 +66,11 @@ class JobAttempt:
         return self.spec.trainer is None
 
     @property
+    def serves_metrics(self) -> bool:
+        """The controller's pod serves the metrics of the job."""
+        return self.own_trainer and self.settings.job_metrics_token_sha256 != ""
+
+    @property
     def torch_version(self) -> str | None:
         """torch in the worker pods; None if unknown."""
         return self.settings.trainer_torch_version if self.spec.trainer is None else self.spec.trainer.torch_version

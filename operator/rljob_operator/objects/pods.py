@@ -21,6 +21,7 @@ from rljob_operator.objects.attempt import CONTAINER, JobAttempt, Manifest, obje
 from rljob_operator.objects.pod_layout import worker_request
 from rljob_operator.objects.pod_volumes import RUN_DIRECTORY, mounted_volumes
 from rljob_operator.objects.supporting_objects import (
+    METRICS_PORT,
     RAY_PORT,
     RENDEZVOUS_PORT,
     TOKEN_KEY,
@@ -53,10 +54,15 @@ def build_controller_pod(attempt: JobAttempt) -> Manifest:
         *_ray_variables(attempt),
         *_literals(NO_GPU),
     ]
+    ports = [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}]
+    if attempt.serves_metrics:
+        ports.append({"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"})
+        digest = attempt.settings.job_metrics_token_sha256
+        variables += _literals({"RLJOB_METRICS_PORT": str(METRICS_PORT), "RLJOB_METRICS_TOKEN_SHA256": digest})
     container = {
         **_container(attempt, "controller", variables, {"requests": dict(_CONTROLLER_REQUESTS)}),
         **_trainer_fields(attempt, "controller"),
-        "ports": [{"name": "ray", "containerPort": RAY_PORT, "protocol": "TCP"}],
+        "ports": ports,
     }
     pod = _pod(attempt, names.controller_pod_name(attempt.name), "controller", container)
     pod["spec"]["serviceAccountName"] = account_name(attempt)

@@ -20,6 +20,9 @@ from rljob_operator.objects.attempt import JobAttempt, Manifest, job_object, obj
 from rljob_operator.objects.strategic_merge import InvalidTemplate
 
 RAY_PORT = 6379
+METRICS_PORT = 9464
+"""Below Ray's first ports in a pod, like that of its head."""
+
 RENDEZVOUS_PORT = 29500
 """torchrun's own default."""
 
@@ -113,16 +116,22 @@ _HTTPS_PORT = 443
 
 
 def _network_policy(attempt: JobAttempt) -> Manifest:
-    """Ingress from the job's own pods; egress to these, DNS, HTTPS, the API server and destinations of the settings.
+    """Ingress from the job's own pods, and to its metrics; egress to the pods, DNS, HTTPS, the API server and
+    destinations of the settings.
 
     Policies add up: one of the user's own can let more through.
     """
     own_pods = {"podSelector": {"matchLabels": {labels.JOB_UID: attempt.uid}}}
     tcp_ports = sorted({_HTTPS_PORT, *attempt.settings.api_server_ports})
+    ingress: list[Manifest] = [{"from": [own_pods]}]
+    if attempt.serves_metrics:
+        peers = attempt.settings.job_metrics_from
+        metrics = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
+        ingress.append(metrics | ({"from": list(peers)} if peers else {}))
     spec = {
         **own_pods,
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": [own_pods]}],
+        "ingress": ingress,
         "egress": [
             {"to": [own_pods]},
             {"ports": [{"protocol": protocol, "port": port} for port in _DNS_PORTS for protocol in ("UDP", "TCP")]},

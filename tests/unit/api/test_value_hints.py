@@ -120,7 +120,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("policy: {optimizer: {lr: 1.0e-6}}", "write spec.algorithm.learningRate"),
         ("memory: {gradient_checkpointing: true}", "mean activationCheckpointing?"),
         ("memory: {gpu_memory_utilization: 0.9}", "did you mean kvCache? (an amount"),
-        ("wandb: {project: x}", "trackers are not supported yet"),
+        ("wandb: {project: x}", "did you mean tracking? (a list, as [{name: wandb}])"),
         ("resources: {}", "write spec.policy.template.spec.containers (resources"),
         ("nodeSelector: {}", "write spec.policy.template.spec.nodeSelector"),
         (

@@ -82,4 +82,7 @@ def operator_container(objects: list[Object]) -> Object:
 
 def environment(objects: list[Object]) -> dict[str, str]:
     """Environment variables of the operator."""
-    return {variable["name"]: variable["value"] for variable in operator_container(objects)["env"]}
+    return {
+        variable["name"]: variable.get("value", str(variable.get("valueFrom")))
+        for variable in operator_container(objects)["env"]
+    }

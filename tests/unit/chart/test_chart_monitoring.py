@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ import pytest
 
 from rljob_operator.metrics import REGISTRY
 from rljob_operator.runtime import job_queue
+from rljob_trainer.pods.job_metrics import JobMetrics
 from tests.unit.chart.conftest import CHART, Object, Render, environment, of_kind, only_object, operator_container
 
 DOCS = CHART.parents[1] / "docs"
@@ -83,11 +86,53 @@ def test_metrics_are_scraped_over_tls_by_a_certificate_of_choice(render: Render)
     assert environment(objects)["RLJOB_OPERATOR_METRICS_CERTIFICATE"] == mount["mountPath"]
 
 
+def test_the_dashboard_of_a_job_asks_only_for_metrics_that_a_job_has() -> None:
+    dashboard = json.loads((CHART / "files" / "job-dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    wanted = {name for expression in asked for name in re.findall(r"\brljob_job_\w+", expression)}
+    families = list(JobMetrics("sums", 1).registry.collect())
+    had = {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    assert wanted <= had
+    page = (DOCS / "observe.md").read_text()
+    assert had == set(re.findall(r"`(rljob_job_\w+)`", page)), "the page lists all"
+
+
+def test_prometheus_scrapes_controllers_with_a_token_of_which_pods_have_the_digest(render: Render) -> None:
+    objects = render(podMonitor={"enabled": True}, jobs={"metrics": {"enabled": True}}, namespaces=["research"])
+    monitor = only_object(objects, "PodMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"] == {
+        "app.kubernetes.io/managed-by": "rljob-operator",
+        "rljob.dev/role": "controller",
+    }
+    assert monitor["namespaceSelector"] == {"matchNames": ["research"]}
+    [endpoint] = monitor["podMetricsEndpoints"]
+    credentials = endpoint["authorization"]["credentials"]
+    secret = only_object(objects, "Secret", credentials["name"])
+    token, digest = (base64.b64decode(secret["data"][name]) for name in (credentials["key"], "sha256"))
+    assert len(token) == 48
+    assert hashlib.sha256(token).hexdigest() == digest.decode()
+    variables = {each["name"]: each for each in operator_container(objects)["env"]}
+    source = variables["RLJOB_OPERATOR_JOB_METRICS_TOKEN_SHA256"]["valueFrom"]["secretKeyRef"]
+    assert source == {"name": credentials["name"], "key": "sha256"}
+    peers = json.loads(variables["RLJOB_OPERATOR_JOB_METRICS_FROM"]["value"])
+    assert peers == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rljob-system"}}}]
+    own = render(podMonitor={"enabled": True}, jobs={"metrics": {"enabled": True, "secretName": "mine"}})
+    assert [each["metadata"]["name"] for each in of_kind(own, "Secret")] == [
+        each["metadata"]["name"] for each in of_kind(render(), "Secret")
+    ]
+    assert only_object(own, "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
+    assert only_object(own, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"] == {
+        "name": "mine",
+        "key": "token",
+    }
+
+
 def test_grafana_gets_the_dashboard_whole_and_only_on_request(render: Render) -> None:
     assert of_kind(render(), "ConfigMap") == []
     config_map = only_object(render(dashboard={"enabled": True}), "ConfigMap")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(config_map["data"]["rljob.json"])["panels"]
+    assert json.loads(config_map["data"]["rljob-job.json"])["panels"]
 
 
 def metric_names() -> Iterator[str]:

@@ -254,6 +254,7 @@ def test_every_setting_is_a_variable_or_fixed_by_the_deployment(render: Render) 
             "checkpointClaim": {"storageClassName": "nfs"},
             "podLabels": {"team": "ml"},
             "networkPolicy": {"egress": [{}]},
+            "metrics": {"enabled": True},
         },
         "metrics": {"tls": {"secretName": "certificate"}},
         "networkPolicy": {"apiServerPorts": [443]},

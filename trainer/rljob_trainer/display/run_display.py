@@ -20,12 +20,16 @@ from rich.text import Text
 
 from rljob_client.run_directory.records import StepRecord
 from rljob_client.run_directory.reward_trend import reward_text
+from rljob_client.run_directory.samples import Sample
+from rljob_client.show_command import sample_view
 from rljob_memory.sizes import human_bytes
 
 _SPARKLINE_WIDTH = 20
 _SHORTEST_SPARKLINE = 8
 _PACE_WINDOW_STEPS = 10
 _NO_SIGNAL = "no learning signal: all rewards equal"
+_MOST_SAMPLES, _MOST_SAMPLE_LINES = 2, 6
+"""Samples that are shown at once, and lines of each text."""
 _LEARNING = {"loss": ("loss",), "KL": ("kl", "ppo_kl"), "grad norm": ("grad_norm",)}
 """Labels in the line of a step. The value is the first of these metrics that the step has."""
 
@@ -93,6 +97,11 @@ class RunDisplay:
             self._write(self._live.refresh)
         else:
             self._print(step_line(record, self._total_steps))
+
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Show the first of the samples, with the start and the end of each text."""
+        view = sample_view(samples[:_MOST_SAMPLES], self._console.width, _MOST_SAMPLE_LINES)
+        self._write(lambda: self._console.print(view))
 
     def note(self, text: str) -> None:
         self._print(text)

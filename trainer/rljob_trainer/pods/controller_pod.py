@@ -28,9 +28,11 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.pods.attempt_start import RequiredAttempt, job_of_attempt, start_attempt
 from rljob_trainer.pods.environment import ControllerEnvironment, InvalidEnvironment
+from rljob_trainer.pods.job_metrics import JobMetrics, serve
 from rljob_trainer.pods.pod_placement import PodPlacement
 from rljob_trainer.pods.termination import exit_code_of, write_termination_message
 from rljob_trainer.pods.worker_facts import workers_of_processes
+from rljob_trainer.run_listener import Listeners
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, changeable_settings, identity
 from rljob_trainer.step_report.api_server import NoAnswer, StepReportClient
@@ -68,13 +70,15 @@ def _attempt(
 ) -> ExitCode:
     reports = _report_client(environment)
     listener = AttemptListener(reports, settings.attempt, environment.ready_file)
+    metrics = JobMetrics(job.metadata.name, job.spec.algorithm.steps)
+    _serve_metrics(metrics, environment)
     placement = PodPlacement(environment, directory.logs / "ray-start.log", listener.host_memory)
     outcome = JobRun(
         job,
         environment.task_dir or environment.manifest.parent,
         directory,
         placement,
-        listener,
+        Listeners(listener, metrics),
         mounted_model=environment.model_dir,
         supervision=Supervision(
             attempt=settings.attempt,
@@ -106,6 +110,16 @@ def _attempt(
         placement.restart_pods(restart_for)
     listener.close(_LAST_REPORT_SECONDS)
     return ExitCode.RESTART_IN_PLACE if restart_for is not None else outcome.exit_code
+
+
+def _serve_metrics(metrics: JobMetrics, environment: ControllerEnvironment) -> None:
+    """Serve the metrics to those with the token, if there is one. Without a free port, the job runs without them."""
+    if environment.metrics_token_sha256 is None:
+        return
+    try:
+        serve(metrics.registry, environment.metrics_port, environment.metrics_token_sha256)
+    except OSError as error:
+        print(f"warning: no metrics on port {environment.metrics_port}: {error}", flush=True)
 
 
 def _require_as_many_workers(environment: ControllerEnvironment, job: RLJob) -> None:

@@ -132,6 +132,12 @@ class ControllerEnvironment(PodEnvironment):
     step_report: str | None = None
     """Name of the StepReport to write. Absent: no reports."""
 
+    metrics_port: int = Field(default=9464, ge=1, le=65535)
+    """Port of the job's Prometheus metrics."""
+
+    metrics_token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the bearer token of those who may read the metrics. Absent: none are served."""
+
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     """Directory with the token and the certificate authority of the API server."""
 

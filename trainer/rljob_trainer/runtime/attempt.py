@@ -49,6 +49,7 @@ from rljob_trainer.runtime.requirements import require_eight_bits, require_forms
 from rljob_trainer.runtime.role_settings import role_settings
 from rljob_trainer.runtime.run_inputs import read_inputs
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.trackers.registry import require_trackers
 
 log = structlog.get_logger()
 
@@ -84,6 +85,7 @@ class Attempt:
         spec = self.job.spec
         require_engine_args(spec.rollout.engine_args)
         require_forms_installed(spec)
+        require_trackers(spec.tracking or ())
         if (known := self.placement.known_hosts(spec)) is not None:
             _require_supported(self.job, known)
         with ExitStack() as stack, self.placement:

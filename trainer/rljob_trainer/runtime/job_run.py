@@ -39,6 +39,7 @@ from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.placement import Placement
 from rljob_trainer.runtime.stop_request import StopRequest, stop_on_signals
+from rljob_trainer.trackers.run_listeners import run_listeners
 
 log = structlog.get_logger()
 
@@ -138,8 +139,10 @@ class JobRun:
                 else:
                     console.print(f"library logs: {self.directory.logs}", style="dim", markup=False)
                     display = RunDisplay(console, self.job.metadata.name, self.job.spec.algorithm.steps, ledger.steps)
-                    with display, stop_on_signals(display.note) as stop:
-                        outcome = self._attempts(ledger, display, stop)
+                    listeners = run_listeners(self.job, self.directory.path, ledger.records, self.listener, display)
+                    with display, stop_on_signals(display.note) as stop, listeners as listener:
+                        outcome = self._attempts(ledger, listener, display, stop)
+                        listener.finished(self._summary(ledger, outcome))
             if len(ledger.records) > records_before or not self._has_complete_summary():
                 outcome = self._write_summary(ledger, outcome)
             with suppress(OSError, SystemExit):  # the terminal is gone; rich exits if it was a pipe
@@ -162,7 +165,7 @@ class JobRun:
                 return Outcome(error.exit_code, str(error), ledger.last_step, error)
         return outcome
 
-    def _attempts(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
+    def _attempts(self, ledger: Ledger, listener: RunListener, display: RunDisplay, stop: StopRequest) -> Outcome:
         """Run attempts until one ends the job."""
         spec = self.job.spec
         constraints = Constraints(spec.memory, spec.recovery, None, self.supervision.levels)
@@ -170,7 +173,7 @@ class JobRun:
         while True:
             state = replace(state, first_step=ledger.next_step)
             try:
-                return self._attempt(ledger, display, stop)
+                return self._attempt(ledger, listener, display, stop)
             except NewAttempt:
                 log.info("starting a new attempt under the changed memory plan")
                 display.note("starting a new attempt under the changed memory plan")
@@ -183,7 +186,7 @@ class JobRun:
                 state = answer.state
                 display.warning(f"Restarting: {answer.message}")
 
-    def _attempt(self, ledger: Ledger, display: RunDisplay, stop: StopRequest) -> Outcome:
+    def _attempt(self, ledger: Ledger, listener: RunListener, display: RunDisplay, stop: StopRequest) -> Outcome:
         """Run one attempt. Raises errors that another attempt may resolve."""
         recovery_state = self._recovery_state(ledger)
         attempt = Attempt(
@@ -192,7 +195,7 @@ class JobRun:
             self.directory,
             self.placement,
             self.supervision,
-            self.listener,
+            listener,
             self.mounted_model,
             ledger,
             display,

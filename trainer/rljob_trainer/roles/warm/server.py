@@ -53,7 +53,7 @@ _PROCESS_VARIABLES = {
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
     *(DIRECTORY_VARIABLE, "RLJOB_NAME", "PYTHONBREAKPOINT", "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
-_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_")
+_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", "MLFLOW_", "TRACKIO_", "WANDB_")
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
 _REQUEST_SECONDS = 10.0
