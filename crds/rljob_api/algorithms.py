@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 AlgorithmName = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 ]
 ScaleAdvantages = Literal["Group", "None"]
 LossAggregation = Literal["TokenMean", "SequenceMean", "ConstantLength"]
@@ -41,13 +34,13 @@ class Algorithm:
     summary: str
     """Description, with the source."""
 
-    advantage: str
+    defaults: AlgorithmSettings
+
+    advantage: str = "relative_to_group"
     """Function of `rljob_trainer.algorithms.advantages`."""
 
-    loss: str
+    loss: str = "clipped_ratio"
     """Function of `rljob_trainer.algorithms.losses`."""
-
-    defaults: AlgorithmSettings
 
     unread: tuple[str, ...] = ()
     """Fields of `AlgorithmSettings` that have no effect on it, and are refused."""
@@ -56,55 +49,44 @@ class Algorithm:
 ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     "grpo": Algorithm(
         "group relative policy optimization (arXiv 2402.03300), with the loss of DAPO",
-        advantage="relative_to_group",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(clip_high=0.28, dual_clip=3.0, scale_advantages="Group"),
+        AlgorithmSettings(clip_high=0.28, dual_clip=3.0, scale_advantages="Group"),
     ),
     "dr_grpo": Algorithm(
         "grpo without its bias by length and difficulty (arXiv 2503.20783)",
-        advantage="relative_to_group",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(loss_aggregation="ConstantLength"),
+        AlgorithmSettings(loss_aggregation="ConstantLength"),
     ),
     "dapo": Algorithm(
         "higher upper clip, mean over tokens (arXiv 2503.14476)",
-        advantage="relative_to_group",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(clip_high=0.28, scale_advantages="Group"),
+        AlgorithmSettings(clip_high=0.28, scale_advantages="Group"),
     ),
     "gspo": Algorithm(
         "one ratio for each response (arXiv 2507.18071)",
-        advantage="relative_to_group",
+        AlgorithmSettings(3e-4, 4e-4, scale_advantages="Group", loss_aggregation="SequenceMean"),
         loss="clipped_sequence_ratio",
-        defaults=AlgorithmSettings(3e-4, 4e-4, scale_advantages="Group", loss_aggregation="SequenceMean"),
         unread=("dual_clip",),
     ),
     "cispo": Algorithm(
         "the ratio is a clipped weight, so that every token has a gradient (arXiv 2506.13585)",
-        advantage="relative_to_group",
+        AlgorithmSettings(clip_high=4.0, scale_advantages="Group"),
         loss="clipped_weight",
-        defaults=AlgorithmSettings(clip_high=4.0, scale_advantages="Group"),
         unread=("clip_low", "dual_clip"),
     ),
     "rloo": Algorithm(
         "the baseline of a response is the mean reward of the others (arXiv 2402.14740)",
+        AlgorithmSettings(loss_aggregation="ConstantLength"),
         advantage="leave_one_out",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(loss_aggregation="ConstantLength"),
         unread=("scale_advantages",),
     ),
     "reinforce_plus_plus": Algorithm(
         "rewards normalized over the step (arXiv 2501.03262)",
+        AlgorithmSettings(),
         advantage="normalized_over_step",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(),
         unread=("scale_advantages",),
     ),
     "reinforce_plus_plus_baseline": Algorithm(
         "the same, minus the mean of the group first",
+        AlgorithmSettings(),
         advantage="group_baseline_normalized_over_step",
-        loss="clipped_ratio",
-        defaults=AlgorithmSettings(),
         unread=("scale_advantages",),
     ),
 }
