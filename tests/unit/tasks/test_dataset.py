@@ -216,7 +216,7 @@ except RunError as error:
 
 
 def read_from_hub(home: Path, endpoint: str, *args: str, **variables: str) -> str:
-    """What a process prints that reads a data set of the hub: huggingface_hub reads its variables once."""
+    """Output of a process that reads a data set of the hub: huggingface_hub reads its variables once."""
     given = {"HOME": str(home), "HF_HOME": str(home / "hub"), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
     given |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_DISABLE_XET": "1"}
     environment = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HF_DATASETS_CACHE")}

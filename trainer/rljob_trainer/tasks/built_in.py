@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task knows apart from its arguments."""
+    """Inputs of a task other than its arguments."""
 
     directory: Path
     """Relative paths and Python modules start there."""
