@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -268,10 +267,10 @@ class Job:
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report of the run, one HTML file, to `path`."""
-        write_report = import_module("rljob_client.report").write_report
+        from rljob_client.report import write_report  # plotly takes a while
+
         with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-            run = self.fetch(".", Path(folder, self.name), without=_NOT_REPORTED)
-            return Path(write_report(run, Path(path)))
+            return write_report(self.fetch(".", Path(folder, self.name), without=_NOT_REPORTED), Path(path))
 
     def fetch(self, files: str, path: str | Path, *, without: Sequence[str] = ()) -> Path:
         """Copy a file or directory of the run (`.`: all of it), as `rljob fetch`, and return its path here."""

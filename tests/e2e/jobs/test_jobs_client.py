@@ -64,3 +64,4 @@ def test_the_notebook_trains_and_fetches_a_model(
     path = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=int(PATIENCE_SECONDS), resources=path).execute()
     assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "report.html").is_file()
