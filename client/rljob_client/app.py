@@ -11,8 +11,8 @@ _OTHER_COMMANDS = {
     "Run rljob run MANIFEST": "train grpo",
     "Run rljob run MANIFEST; on a cluster, kubectl apply -f MANIFEST": "start",
     "Run rljob run MANIFEST, which resumes by itself; on a cluster, kubectl rljob resume JOB": "resume",
-    "A completed run writes DIR/model; on a cluster, rljob fetch JOB": "export",
     "A manifest with policy.lora.export: Merged, the default, writes the merged model to DIR/model": "merge",
+    "Run rljob export DIR --push-to-hub ORG/NAME": "push upload",
     "Run kubectl apply -f MANIFEST": "submit deploy apply create",
     "Run kubectl apply -f MANIFEST; on this machine, rljob run MANIFEST": "launch",
     "Run kubectl rljob logs JOB; of a local run, the files in DIR/logs": "logs",
@@ -27,7 +27,7 @@ _OTHER_COMMANDS = {
     "Run rljob diagnose LOG --explain; kubectl explain rlj.spec for the fields of a manifest": "explain",
     "Run rljob diagnose LOG": "debug",
     "Run vllm serve DIR/model: RLJob trains models and does not serve them": "serve generate",
-    "Evaluation is not supported yet; DIR/model is in Hugging Face format, for any evaluation program": "eval evaluate",
+    "Write spec.evaluation; DIR/model is in Hugging Face format, for any evaluation program": "eval evaluate",
     "Run rljob report DIR, which writes one HTML file": "plot",
     "Run helm install (the operator is installed by its chart)": "install",
     "Run rljob --version": "version",
@@ -36,8 +36,8 @@ _OTHER_COMMANDS = {
 """Names of commands of other programs, by the answer to them."""
 
 _TRAINER_MISSING = (
-    "rljob run: expected the distribution rljob-trainer, found none; install it (make setup in a checkout of RLJob), "
-    "or train on a cluster (kubectl apply -f MANIFEST)"
+    "rljob {name}: expected the distribution rljob-trainer, found none; install it (make setup in a checkout of "
+    "RLJob), or train on a cluster (kubectl apply -f MANIFEST)"
 )
 
 
@@ -46,8 +46,8 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args and args[0] not in self.commands else ""
-        if name == "run":
-            ctx.fail(_TRAINER_MISSING)
+        if name in ("run", "export"):
+            ctx.fail(_TRAINER_MISSING.format(name=name))
         for instead, names in _OTHER_COMMANDS.items():
             if name in names.split():
                 ctx.fail(f"No such command '{name}'. {instead}")

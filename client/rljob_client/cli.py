@@ -287,7 +287,10 @@ def diagnose(
 
 @app.command(
     epilog=examples(
-        "rljob fetch digits", "rljob fetch digits -n research -o my-model", "rljob fetch digits --path logs"
+        "rljob fetch digits",
+        "rljob fetch digits -n research -o my-model",
+        "rljob fetch digits --step best",
+        "rljob fetch digits --path logs",
     )
 )
 def fetch(
@@ -301,6 +304,13 @@ def fetch(
             metavar="PATH", help="Directory of the run to fetch, such as checkpoints; . fetches the whole run."
         ),
     ] = "model",
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|best",
+            help="Fetch the model of this step (checkpoint.exportEverySteps) or of the best one (evaluation.keepBest).",
+        ),
+    ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Default: that of the context.")
     ] = None,
@@ -326,7 +336,12 @@ def fetch(
     from rljob_client.api_server import ApiServer
     from rljob_client.errors import RunError
     from rljob_client.fetch_command import fetch as run
+    from rljob_client.model_files import BEST_MODEL, model_of_step
 
+    if step is not None:
+        if step != "best" and not step.isdecimal():
+            raise typer.BadParameter(f"expected the number of a step, or best, found {step}", param_hint="--step")
+        path = BEST_MODEL if step == "best" else model_of_step(int(step))
     try:
         run(ApiServer(context, namespace), job, path, output, image=image, print_pod=print_pod)
     except RunError as error:

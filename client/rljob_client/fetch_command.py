@@ -18,7 +18,7 @@ from rljob_api.metadata import JOB_NAME_LABEL, checkpoint_claim_name
 from rljob_client.api_errors import KubernetesError, ObjectMissing
 from rljob_client.api_server import ApiServer, Object
 from rljob_client.errors import OutputUnavailable
-from rljob_client.model_files import require_whole
+from rljob_client.model_files import ADAPTER, is_model, require_whole
 from rljob_memory.sizes import human_bytes
 
 Read = Callable[[int], bytes]
@@ -63,7 +63,7 @@ def fetch_files(
             pass
         except KubernetesError as error:  # it must not replace the failure that is being reported
             print(f"rljob: pod {name} was not deleted: {error}", file=sys.stderr)
-    if path == "model":
+    if is_model(path) and not (output / ADAPTER).is_file():
         require_whole(output)
     return size
 
@@ -136,7 +136,10 @@ _CHANGED = "file changed as we read it"
 
 
 def _absent(path: str, files: RunFiles) -> str:
-    written = ": it is written after the last step" if path == "model" else ""
+    written = ""
+    if is_model(path):
+        written = ": model is written after the last step, best with evaluation.keepBest, and others with "
+        written += "checkpoint.exportEverySteps"
     return f"the run of {files.job} has no {path}{written}; --path checkpoints fetches the checkpoints"
 
 

@@ -12,8 +12,20 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 """The description of low-rank adapters, as peft writes it."""
+BEST_MODEL = "best"
+"""Directory of the model of the best evaluation, in an output directory."""
 _LFS_POINTER = b"version https://git-lfs"
 _COPY_AGAIN = "copy the files of the model again from their source"
+
+
+def model_of_step(step: int) -> str:
+    """Directory of the exported model of a step, in an output directory."""
+    return f"models/step-{step:06d}"
+
+
+def is_model(path: str) -> bool:
+    """True if a path in an output directory is that of an exported model."""
+    return path in ("model", BEST_MODEL) or path.startswith("models/")
 
 
 def require_whole(directory: Path) -> None:

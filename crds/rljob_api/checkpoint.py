@@ -29,6 +29,13 @@ class CheckpointSpec(ApiModel):
     keep: int = Field(default=2, ge=1, le=100)
     """Number of checkpoints to keep. With at least 2, a corrupt checkpoint only costs a longer replay."""
 
+    export_every_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Steps between exports of the model in Hugging Face format, to models/step-000040 in the output directory. Absent:
+    only the model after the last step is exported. `rljob export` exports the model of a checkpoint."""
+
+    keep_exports: int = Field(default=2, ge=1, le=1000)
+    """Number of exports to keep in models/, the latest ones."""
+
     accept_changed_inputs: bool = False
     """If true, a run with committed steps resumes although its data, its reward code or the files of its model have
     changed. Otherwise it is refused."""

@@ -30,6 +30,7 @@ def rljob_definition() -> CustomResourceDefinition:
             _column("Last-OOM", "string", ".status.lastOutOfMemory.diagnosis.class", "Class of the latest failure."),
             _column("Age", "date", ".metadata.creationTimestamp"),
             _column("Restarts", "integer", ".status.restarts", "Counted restarts.", wide=True),
+            _column("Evaluation", "string", ".status.display.evaluation", "Latest score, and the best.", wide=True),
             _column("Ready", "string", _ready("status"), "The job runs, or is complete.", wide=True),
             _column("Message", "string", _ready("message"), "Message of the condition Ready.", wide=True),
         ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import InitErrorDetails
 
 from rljob_api.algorithm import STEPS_OF_SCHEDULE, AlgorithmSpec
 from rljob_api.api_model import ApiModel, Rule, Text, immutable, immutable_presence
 from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.environment import Variable, VariablesSource
+from rljob_api.evaluation import EvaluationSpec
 from rljob_api.fault_injection import FaultInjection
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.metadata import Metadata
@@ -63,6 +65,13 @@ _TRANSITIONS: dict[str, Any] = {
             "message": "cannot be added or removed after the job is created: delete the job and create it again",
             "fieldPath": ".managedBy",
         },
+        {
+            "rule": "(has(self.evaluation) ? self.evaluation.heldOut : 0) == "
+            "(has(oldSelf.evaluation) ? oldSelf.evaluation.heldOut : 0)",
+            "message": "heldOut cannot change after the job is created, since other prompts would be trained on: "
+            "delete the job and create it again",
+            "fieldPath": ".evaluation",
+        },
     ]
 }
 
@@ -88,6 +97,9 @@ class RLJobSpec(ApiModel):
         )
     )
     """The training algorithm and its hyperparameters."""
+
+    evaluation: EvaluationSpec | None = None
+    """Evaluation of the policy during training. Absent: none."""
 
     policy: PolicySpec = Field(default=PolicySpec(), json_schema_extra=immutable_presence("lora"))
     """The pods that train the model."""
@@ -207,12 +219,35 @@ class RLJobSpec(ApiModel):
             field="gang",
             message="Volcano cannot schedule jobs that Kueue admits: write gang: Auto, or remove queueName",
         ),
+        Rule(
+            cel="!has(self.evaluation) || !has(self.evaluation.everySteps) || "
+            "self.evaluation.everySteps <= self.algorithm.steps",
+            holds=lambda spec: spec.evaluation is None or (spec.evaluation.every_steps or 0) <= spec.algorithm.steps,
+            field="evaluation.everySteps",
+            message="must be at most algorithm.steps: lower it, or remove it to evaluate only at start and end",
+        ),
+        Rule(
+            cel="!has(self.evaluation) || !has(self.evaluation.maxResponseTokens) || "
+            "self.evaluation.maxResponseTokens <= self.algorithm.maxResponseTokens",
+            holds=lambda spec: (
+                spec.evaluation is None
+                or (spec.evaluation.max_response_tokens or 0) <= spec.algorithm.max_response_tokens
+            ),
+            field="evaluation.maxResponseTokens",
+            message="must be at most algorithm.maxResponseTokens, for which the engines have room: lower it",
+        ),
     )
 
     @property
     def uses_hub(self) -> bool:
         """True if the job may download its model or its data set from the Hugging Face hub."""
         return self.model.uri.startswith("hf://") or self.task.name == "dataset"
+
+    def further_problems(self) -> list[InitErrorDetails]:
+        if self.evaluation is None or self.evaluation.args is None:
+            return []
+        problems = self.evaluation.task_of(self.task).further_problems()
+        return [{**problem, "loc": ("evaluation", *problem["loc"])} for problem in problems]
 
 
 class RLJob(ApiModel):

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Count, PositiveCount, Timestamp
+from rljob_api.evaluation import EvaluationStatus
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange, RemedyStatus, Role
@@ -160,6 +161,9 @@ class StatusDisplay(ApiModel):
     reward: str = Field(default="", max_length=32)
     """Mean reward of the last committed step."""
 
+    evaluation: str = Field(default="", max_length=64)
+    """Score and step of the latest evaluation, and of the best one if it is another."""
+
     peak: str = Field(default="", max_length=32)
     """Peak reserved memory of the fullest GPU."""
 
@@ -195,6 +199,9 @@ class RLJobStatus(ApiModel):
 
     reward: float | None = None
     """Mean reward of the last committed step."""
+
+    evaluation: EvaluationStatus | None = None
+    """Results of the evaluations. Absent: there is none yet."""
 
     adjustments: Count = 0
     """Number of changes of the memory plan that count against recovery.maxAdjustments."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.api_model import ApiModel, Count, PositiveCount, Seconds, Timestamp
+from rljob_api.evaluation import EvaluationStatus
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_failure import MemoryFailure
 from rljob_api.memory_plan import MemoryPlan
@@ -208,6 +209,9 @@ class StepReportStatus(ApiModel):
 
     reward: float | None = None
     """Mean reward of the last committed step."""
+
+    evaluation: EvaluationStatus | None = None
+    """Results of the evaluations. Absent: there is none yet."""
 
     tokens_per_second: float | None = Field(default=None, ge=0, le=1e15)
     """Generated tokens of the last committed step, divided by its whole duration."""

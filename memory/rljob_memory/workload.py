@@ -53,6 +53,9 @@ class Workload:
     """Checkpoints that are kept (`checkpoint.keep`)."""
     exports_adapters: bool = False
     """The trained model is written as adapters alone."""
+    kept_models: int = 1
+    """Exported models that are on disk at the same time: the trained one, that of the best evaluation, and the latest
+    of `checkpoint.exportEverySteps`; one of them is being written."""
     caches_model: bool = False
     """A model of the hub is cached on the checkpoints' volume."""
     caches_compiled_code: bool = True
@@ -138,9 +141,17 @@ def workload_of(spec: RLJobSpec) -> Workload:
         rollout_pods=pods[-1].replicas,
         kept_checkpoints=spec.checkpoint.keep,
         exports_adapters=spec.policy.lora is not None and spec.policy.lora.export == "Adapter",
+        kept_models=_kept_models(spec),
         caches_model=spec.model.uri.startswith("hf://") and spec.model.cache is None,
         caches_compiled_code=spec.model.cache is None or not spec.model.cache.compiled,
     )
+
+
+def _kept_models(spec: RLJobSpec) -> int:
+    best = spec.evaluation is not None and spec.evaluation.keep_best
+    of_steps = spec.checkpoint.keep_exports if spec.checkpoint.export_every_steps else 0
+    replaced = 1 if best or of_steps else 0  # an earlier one, while the next is written
+    return 1 + best + of_steps + replaced
 
 
 def max_concurrent_sequences(spec: RLJobSpec, engines: int) -> int:

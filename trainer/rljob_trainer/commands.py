@@ -95,6 +95,52 @@ def run(
     )
 
 
+@app.command(
+    epilog=examples(
+        "rljob export runs/digits",
+        "rljob export runs/digits --step 40 --output my-model",
+        "rljob export runs/digits --step best --push-to-hub org/name",
+    )
+)
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="N|best", help="Step of the checkpoint, or best. Default: the newest checkpoint."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="New directory. Default: DIR/models/step-N."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Directory of the initial model. Default: that of the job's model.uri."),
+    ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Upload the model to this repository of the Hugging Face Hub."),
+    ] = None,
+) -> None:
+    """Write the model of a checkpoint in Hugging Face format. Needs no GPU; the run may be in progress.
+
+    \b
+    Exit codes:
+      0    exported
+      1    the hub is not reachable
+      2    invalid options or manifest
+      84   the initial model cannot be used, or the hub refuses the token or the name
+      85   no such checkpoint, or PATH is not empty or not writable
+    """
+    from rljob_trainer.export_command import export as run
+
+    chosen: int | Literal["best"] | None = None
+    if step is not None:
+        if step != "best" and not (step.isdecimal() and int(step)):
+            raise typer.BadParameter(f"expected the number of a step, or best, found {step}", param_hint="--step")
+        chosen = "best" if step == "best" else int(step)
+    raise typer.Exit(run(directory, chosen, output, model, push_to_hub))
+
+
 @app.command(hidden=True)
 def controller() -> None:
     """Run the controller of a job, in a pod that the operator created and configured by environment variables."""

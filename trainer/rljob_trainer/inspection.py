@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rljob_api.evaluation import EvaluationSpec
 from rljob_api.job import RLJob
 from rljob_api.manifest import Severity
 from rljob_api.manifest.yaml_document import Path as FieldPath
@@ -32,11 +33,14 @@ from rljob_trainer.models.lora_targets import adapted_layers
 from rljob_trainer.models.resolve import ModelElsewhere, resolve_model
 from rljob_trainer.rollout.engine_fields import engine_args_problems, installed_engine_fields
 from rljob_trainer.runtime.requirements import forms_not_installed, model_requirements, unsupported_eight_bits
+from rljob_trainer.runtime.run_inputs import of_evaluation
 from rljob_trainer.tasks.build import build_items, build_task
+from rljob_trainer.tasks.held_out import held_out
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.reward_source import RewardSource
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.step_rewards import try_out
+from rljob_trainer.tasks.task import Task
 from rljob_trainer.tasks.task_modules import require_staleness_allowed
 from rljob_trainer.trackers.registry import is_installed, not_installed_message, unknown_args
 
@@ -179,6 +183,20 @@ class Inspection:
             with self._check("the reward function", (*_TASK, "reward")):
                 for text in try_out(replace(task, max_prompt_tokens=sys.maxsize), ScoringHere(task.reward), spec):
                     self._find("warning", (*_TASK, "reward"), text)
+            if self._spec.evaluation is not None and "the prompts" not in self._failures:
+                with self._check("the evaluation", ("spec", "evaluation")):
+                    self._evaluation(self._spec.evaluation, task, tokenizer, rows)
+
+    def _evaluation(self, evaluation: EvaluationSpec, training: Task, tokenizer: Any, rows: int) -> None:
+        if evaluation.held_out:
+            held_out(training, evaluation.held_out)
+            return
+        spec, algorithm = evaluation.task_of(self._spec.task), self._spec.algorithm
+        with of_evaluation(evaluation):
+            task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
+            task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
+            for text in try_out(task, ScoringHere(task.reward), spec):
+                self._find("warning", ("spec", "evaluation"), text)
 
     def _memory(self, directory: Path | None) -> None:
         """The prediction for the job's pods, and the limits and sizes that are below it."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from rljob_api.bounds import storable
+from rljob_api.evaluation import EvaluationScore, EvaluationStatus
 from rljob_api.fault_injection import FaultClass, FaultPhase
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
@@ -208,8 +209,19 @@ class EvaluationRecord(_Record):
 
     seconds: float = Field(ge=0)
 
+    best: EvaluationScore | None = None
+    """The best evaluation so far, by `evaluation.bestMetric`."""
+
     evaluated_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
+
+    @property
+    def status(self) -> EvaluationStatus | None:
+        """This evaluation and the best one; None in a record without the best one."""
+        if (best := self.best) is None:
+            return None
+        last = EvaluationScore(step=self.step, metric=best.metric, score=self.metrics[best.metric])
+        return EvaluationStatus(last=last, best=best)
 
 
 LedgerRecord = (

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rljob_api.bounds import storable
+from rljob_api.evaluation import EvaluationStatus
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import PlanChange
@@ -19,6 +20,7 @@ from rljob_client.run_directory.records import (
     RestoreRecord,
     StepRecord,
     attempt_records,
+    evaluation_records,
     plan_change_records,
     step_records,
 )
@@ -112,6 +114,13 @@ class Summary(_SummaryPart):
     reward_trend: Verdict | None
     """`stayed` if the difference is within two standard errors; null below two steps."""
 
+    evaluation: EvaluationStatus | None
+    """The last and the best evaluation by `evaluation.bestMetric`; null without one."""
+
+    evaluations: int
+    evaluation_seconds: float
+    """Over all evaluations. It counts for no step."""
+
     tokens: int
     """Prompt and response tokens of all committed steps."""
 
@@ -149,7 +158,7 @@ def summarize(
     trend = reward_trend([step.reward for step in steps])
     seconds = [step.total_seconds for step in steps]
     tokens = sum(step.tokens for step in steps)
-    attempts = attempt_records(records)
+    attempts, evaluations = attempt_records(records), evaluation_records(records)
     predicted = _predicted(records)
     return Summary(
         job=job,
@@ -173,6 +182,9 @@ def summarize(
         last_reward=trend.last if trend else None,
         reward_window_steps=trend.window_steps if trend else 0,
         reward_trend=trend.verdict if trend else None,
+        evaluation=evaluations[-1].status if evaluations else None,
+        evaluations=len(evaluations),
+        evaluation_seconds=sum(record.seconds for record in evaluations),
         tokens=tokens,
         tokens_per_second=tokens / sum(seconds) if seconds else 0.0,
         startup_seconds=_startup_seconds(records),

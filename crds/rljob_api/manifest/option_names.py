@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 
-_NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
 _TRACKING = "spec.tracking (a list, as [{name: wandb}])"
@@ -22,8 +21,7 @@ _RESOURCES = f"{_POD}.containers (resources of the container rljob; GPUs are gpu
 
 OPTION_NAMES: dict[str, str] = {
     "spec.algorithm.groupSize": (
-        "n num_generations n_samples_per_prompt rollouts_per_example rollouts_per_prompt samples_per_prompt "
-        "responses_per_prompt"
+        "n num_generations n_samples_per_prompt rollouts_per_example rollouts_per_prompt responses_per_prompt"
     ),
     "spec.algorithm.steps": "max_steps num_steps total_steps total_training_steps train_steps iterations",
     _NO_EPOCHS: "num_episodes num_train_epochs total_epochs epochs num_epochs",
@@ -108,7 +106,7 @@ OPTION_NAMES: dict[str, str] = {
     "spec.task.overlongPrompts (prompts are never truncated)": "truncation",
     "spec.algorithm.ignoreEndOfSequence": "ignore_eos",
     _NO_SAMPLING: (
-        "top_p top_k min_p repetition_penalty presence_penalty frequency_penalty generation_kwargs sampling_params"
+        "top_k min_p repetition_penalty presence_penalty frequency_penalty generation_kwargs sampling_params"
     ),
     _NO_STOP: "stop stop_strings stop_sequences stop_token_ids",
     "multi-turn rollouts and tools are not supported yet": "multi_turn tools",
@@ -153,10 +151,17 @@ OPTION_NAMES: dict[str, str] = {
     "not supported: add up the rewards in one function": "reward_weights",
     "spec.task.chatTemplate": "apply_chat_template",
     "spec.task.systemPrompt": "system system_message",
-    _NO_EVALUATION: (
-        "test_files val_files val_kwargs eval_dataset eval_steps eval_interval eval_every eval_strategy eval "
-        "evaluation validation test_freq val_before_train"
-    ),
+    "spec.evaluation.args (such as path: test.jsonl; or heldOut, or task)": "test_files val_files eval_dataset",
+    "spec.evaluation.temperature (and topP, samplesPerPrompt)": "val_kwargs",
+    "spec.evaluation.everySteps": "eval_steps eval_interval eval_every test_freq",
+    "spec.evaluation.everySteps (and atStart, atEnd)": "eval_strategy",
+    "spec.evaluation": "eval validation",
+    "spec.evaluation.atStart": "val_before_train eval_on_start",
+    "spec.evaluation.samplesPerPrompt": "num_generations_eval eval_n_samples_per_prompt n_samples_per_eval_prompt",
+    "spec.evaluation.prompts": "val_max_samples max_eval_samples",
+    "spec.evaluation.keepBest (and bestMetric)": "load_best_model_at_end",
+    "spec.evaluation.bestMetric": "metric_for_best_model",
+    "spec.checkpoint.exportEverySteps": "hf_save_interval",
     "spec.checkpoint.everySteps": (
         "save_steps save_freq save_interval ckpt_interval checkpoint_interval checkpoint.interval checkpoint.every "
         "ckpt.interval"
@@ -167,7 +172,7 @@ OPTION_NAMES: dict[str, str] = {
     "spec.checkpoint.volume (rljob run: --output DIR)": "checkpoint.path",
     "not a field: rljob run --output DIR; in pods spec.checkpoint.volume": "output_dir default_local_dir ckpt_path",
     "not needed: a run resumes by itself": "resume_from_checkpoint resume_mode",
-    "not supported: upload the directory model/ of the output directory with the hub's own command": "push_to_hub",
+    "not a field: rljob export DIR --push-to-hub ORG/NAME": "push_to_hub hub_model_id",
     _TRACKING: "wandb use_wandb report_to logger logging mlflow tensorboard trackio",
     "spec.tracking (project of its element)": "project_name wandb_project trackio_project",
     "spec.tracking (args: {space_id: NAME} of its element)": "trackio_space_id",

@@ -41,6 +41,10 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("algorithm.importanceSampling.cap algorithm.maxStaleness algorithm.partialRolloutPrompts", "", _IN_FILE),
     ("algorithm.temperature algorithm.maxPromptTokens algorithm.maxResponseTokens", "", _IN_FILE),
     ("algorithm.ignoreEndOfSequence policy.lora policy.optimizer.moments", "", _IN_FILE),
+    ("evaluation.heldOut evaluation.args evaluation.task evaluation.prompts evaluation.everySteps", "", _IN_FILE),
+    ("evaluation.atStart evaluation.atEnd evaluation.samplesPerPrompt evaluation.temperature", "", _IN_FILE),
+    ("evaluation.topP evaluation.maxResponseTokens evaluation.successReward", "", _IN_FILE),
+    ("evaluation.bestMetric evaluation.keepBest", "", _IN_FILE),
     ("policy.replicas policy.gpusPerReplica", "", ""),
     ("policy.template", _SCHEDULING, ""),
     ("rollout.tensorParallelSize", "", ""),
@@ -58,6 +62,7 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("recovery.maxStepsWithoutLearning", "", "has no effect: another trainer reports no rewards of groups"),
     ("recovery.maxHostMemory recovery.maxSharedMemory", _MACHINE, ""),
     ("checkpoint.everySteps checkpoint.keep checkpoint.acceptChangedInputs", "", _IN_FILE),
+    ("checkpoint.exportEverySteps checkpoint.keepExports", "", _IN_FILE),
     ("checkpoint.volume checkpoint.size checkpoint.storageClassName checkpoint.retain", _OUTPUT, ""),
     (
         "tracking samples.perStep samples.showEverySteps",

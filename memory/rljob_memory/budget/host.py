@@ -312,7 +312,10 @@ def _disk_lines(setup: Setup) -> Iterator[Line]:
     checkpoint = PolicyState(work, model).changed * work.policy_ranks
     held = work.kept_checkpoints + 1
     yield line("checkpoints", held * checkpoint, f"{held} × masters and moments; one is being written")
-    yield line("trained model", _exported_bytes(work, model), "policy.lora.export" if work.exports_adapters else "")
+    reason = "policy.lora.export" if work.exports_adapters else ""
+    if work.kept_models > 1:
+        reason = f"{work.kept_models} ×, with the best and exports, one of which is being written"
+    yield line("trained model", work.kept_models * _exported_bytes(work, model), reason)
     if work.caches_model:
         yield line("model cache", _HUB_BYTES_PER_PARAMETER * model.parameters, "of the hub")
     if setup.hardware.device == "cuda" and work.caches_compiled_code:

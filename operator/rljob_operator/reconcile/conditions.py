@@ -159,6 +159,8 @@ def record_progress(view: JobView, draft: StatusDraft) -> None:
         return
     if report.reward is not None and (report.step or 0) >= (view.status.step or 0):
         draft.set(reward=report.reward)
+    if report.evaluation is not None:
+        draft.set(evaluation=report.evaluation)
     if (memory := fullest_gpu(report.memory)) is not None:
         draft.set(memory=memory)
 

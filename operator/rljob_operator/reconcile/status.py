@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.evaluation import EvaluationStatus
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RemedyStatus, RLJobStatus, StatusDisplay
 from rljob_operator.events import EventNote, EventReason
@@ -219,9 +220,18 @@ def display(status: RLJobStatus) -> StatusDisplay:
         phase=ready.reason if ready else "",
         step=progress,
         reward="" if status.reward is None else f"{status.reward:.4g}",
+        evaluation=_evaluation(status.evaluation),
         peak=f"{memory.peak_reserved_bytes / 2**30:.1f}Gi" if memory else "",
         headroom=f"{memory.headroom_bytes / 2**30:.1f}Gi" if memory else "",
     )
+
+
+def _evaluation(evaluation: EvaluationStatus | None) -> str:
+    """`0.93 (40)`, or `0.91 (60), best 0.93 (40)`: scores, each with its step."""
+    if evaluation is None:
+        return ""
+    last, best = (f"{each.score:.4g} ({each.step})" for each in (evaluation.last, evaluation.best))
+    return last if evaluation.last.step == evaluation.best.step else f"{last}, best {best}"
 
 
 # --- Writes ---
@@ -255,7 +265,7 @@ def due_write(
     return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
 
 
-_PROGRESS = {"step", "reward", "memory", "plan", "pods", "display", "update_time"}
+_PROGRESS = {"step", "reward", "evaluation", "memory", "plan", "pods", "display", "update_time"}
 """Fields that may wait."""
 _REPORTED = {"observed_generation", "plan_changes", "adjustments", "last_out_of_memory"}
 """Fields that no decision rests on: the trainer alone reports them, and each reconcile merges them again."""

@@ -69,7 +69,7 @@ def test_a_job_read_from_an_api_server_is_valid(smallest: dict[str, Any]) -> Non
 def test_get_rlj_prints_columns_from_fields_that_exist() -> None:
     names = {wide: [c["name"] for c in COLUMNS if bool(c.get("priority")) is wide] for wide in (False, True)}
     assert names[False] == ["Phase", "Step", "Reward", "Peak", "Headroom", "Adjustments", "Last-OOM", "Age"]
-    assert names[True] == ["Restarts", "Ready", "Message"]
+    assert names[True] == ["Restarts", "Evaluation", "Ready", "Message"]
     types = {path: part.get("type") for path, part in parts(SCHEMA)}
     for column in COLUMNS:
         if "[" not in column["jsonPath"] and column["name"] != "Age":

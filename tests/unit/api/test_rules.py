@@ -176,6 +176,10 @@ def prompts(tokens: int, overlong: str) -> dict[str, Any]:
         (prompts(8, "Fail"), prompts(4, "Fail"), False),
         (prompts(8, "Skip"), prompts(8, "Skip"), True),
         (prompts(8, "Skip"), prompts(16, "Skip"), False),  # other prompts would be skipped
+        ({}, {"evaluation": {"task": {"name": "digits"}}}, True),
+        ({}, {"evaluation": {"heldOut": 2}}, False),  # other prompts would be trained on
+        ({"evaluation": {"heldOut": 2}}, {"evaluation": {"heldOut": 2, "everySteps": 5}}, True),
+        ({"evaluation": {"heldOut": 2}}, {"evaluation": {"heldOut": 3}}, False),
     ],
 )
 def test_the_api_server_refuses_changes_that_a_job_does_not_survive(

@@ -15,7 +15,7 @@ from rljob_api.manifest.unread_fields import _INEFFECTIVE, READERS, unread_field
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_testing.repository import EXAMPLES
 
-_WHOLE = ("model.cache", "task.answer", "task.files", "policy.lora", "trainer")
+_WHOLE = ("model.cache", "task.answer", "task.files", "evaluation.task", "policy.lora", "trainer")
 """Objects that a command reads as a whole, or not at all."""
 
 

@@ -103,7 +103,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("rollout: {n: 8}", "write spec.algorithm.groupSize"),
         ("rollout: {temperature: 1.0}", "write it as spec.algorithm.temperature"),
         ("algorithm: {steps: 1, beta: 0.1}", "did you mean klCoefficient?"),
-        ("algorithm: {steps: 1, evalSteps: 5}", "evaluation during training is not supported yet"),
+        ("algorithm: {steps: 1, evalSteps: 5}", "write spec.evaluation.everySteps"),
         ("algorithm: {steps: 1, stop: x}", "stop strings are not supported yet"),
         ("algorithm: {steps: 1, topK: 5}", "not supported: responses are sampled"),
         ("algorithm: {steps: 1, adv_estimator: rloo}", "did you mean name?"),

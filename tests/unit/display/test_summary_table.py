@@ -16,9 +16,9 @@ from rljob_client.run_directory.summary import summarize
 from rljob_memory.budget import budget
 from rljob_memory.recovery.other_machine import plan_facts
 from rljob_testing.memory_plans import memory_plan, memory_setup
-from rljob_trainer.display.run_display import clock, plain_console, short_seconds, sparkline
+from rljob_trainer.display.run_display import clock, evaluation_line, plain_console, short_seconds, sparkline
 from rljob_trainer.display.summary_table import print_summary
-from tests.unit.ledger.samples import plan_change_record, step_record
+from tests.unit.ledger.samples import evaluation_record, plan_change_record, step_record
 
 
 def printed(records: list[LedgerRecord], exit_code: ExitCode, reason: str | None = None) -> str:
@@ -53,6 +53,16 @@ def test_it_compares_peaks_and_seconds_with_the_prediction() -> None:
     predicted = budget(setup, plan).in_torch("policy", "update") / (1 << 30)
     assert f"2.00 GiB  reserved by torch on its GPU; {predicted:.2f} predicted" in text
     assert f"60%  600 ms  {short_seconds(budget(setup, plan).seconds('rollout'))} predicted" in text
+
+
+def test_it_shows_the_last_and_the_best_evaluation() -> None:
+    evaluations = [evaluation_record(0, 0.1), evaluation_record(2, 0.75), evaluation_record(4, 0.5, best=(2, 0.75))]
+    text = printed([*map(step_record, range(1, 5)), *evaluations], ExitCode.COMPLETE)
+    assert "0.500, best 0.750 (step 2)  reward_mean, 3 in 6.0 s" in text
+    assert "evaluation" not in printed([step_record(1)], ExitCode.COMPLETE)
+    assert evaluation_line(evaluations[1]) == (
+        "evaluation after step 2  reward 0.750  pass@1 0.750  response 3.2 tokens  10 prompts × 1  2.0 s  best"
+    )
 
 
 @pytest.mark.parametrize(

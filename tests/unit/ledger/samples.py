@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from rljob_api.evaluation import EvaluationScore
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_client.run_directory.ledger import Ledger
-from rljob_client.run_directory.records import PlanChangeRecord, ResponseStatistics, RewardStatistics, StepRecord
+from rljob_client.run_directory.records import (
+    EvaluationRecord,
+    PlanChangeRecord,
+    ResponseStatistics,
+    RewardStatistics,
+    StepRecord,
+)
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.rollout_batch import RolloutBatch
 
@@ -35,6 +42,22 @@ def step_record(step: int, reward: float = 0.5, **changes: Any) -> StepRecord:
         "committed_at": 1000.0 + step,
     }
     return StepRecord(**{**values, **changes})
+
+
+def evaluation_record(step: int, reward: float, best: tuple[int, float] | None = None) -> EvaluationRecord:
+    """An evaluation of ten prompts in two seconds. `best`: step and reward of the best one; by default, this one."""
+    best_step, best_reward = best or (step, reward)
+    metrics = {"reward_mean": reward, "avg@1": reward, "pass@1": reward, "response_mean_tokens": 3.25}
+    return EvaluationRecord(
+        attempt=1,
+        step=step,
+        prompts=10,
+        samples_per_prompt=1,
+        metrics=metrics,
+        seconds=2.0,
+        best=EvaluationScore(step=best_step, metric="reward_mean", score=best_reward),
+        evaluated_at=1000.5 + step,
+    )
 
 
 def plan_change(

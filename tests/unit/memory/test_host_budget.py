@@ -345,6 +345,13 @@ def test_disk_holds_the_checkpoints_the_model_and_its_cache() -> None:
     assert "model cache" not in disk_of(spec(model=cached))
 
 
+def test_disk_holds_the_best_model_and_exports_and_one_being_written() -> None:
+    models = disk_of(spec(evaluation={"heldOut": 8, "keepBest": True}))["trained model"]
+    assert models == 3 * 16e9, "the last, the best, and a better one"
+    models = disk_of(spec(checkpoint={"exportEverySteps": 5, "keepExports": 4}))["trained model"]
+    assert models == 6 * 16e9
+
+
 def test_disk_holds_compiled_code_unless_a_claim_of_its_own_does() -> None:
     def compiled_bytes(device: DeviceKind, **cache: Any) -> int:
         model = {"uri": "hf://org/name", "cache": {"persistentVolumeClaim": "models", **cache}}

@@ -63,7 +63,7 @@ class Actor(RolloutActor):
     def __init__(self, longest: int) -> None:
         self._requests = cast(Any, SimulatedRequests())
         self._config = cast(Any, SimpleNamespace(max_response_tokens=longest))
-        self._llm = SimpleNamespace(get_tokenizer=lambda: None)
+        self._llm = SimpleNamespace(get_tokenizer=lambda: None, reset_prefix_cache=lambda: True)
         self.shard = cast(Any, SimpleNamespace(has_peers=False, is_first=True))
         self._memory_log = cast(Any, RecordedCalls())
         self._generation = None
@@ -71,7 +71,7 @@ class Actor(RolloutActor):
     def _ready_requests(self) -> Any:
         return self._requests
 
-    def _sampling(self, _group_size: int, seed: int, _max_tokens: int) -> int:
+    def _sampling(self, group_size: int, seed: int, max_tokens: int | None = None, sampling: Any = None) -> int:
         return seed
 
     def _weight_transfer_backend(self) -> str:

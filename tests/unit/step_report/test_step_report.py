@@ -28,7 +28,7 @@ from rljob_trainer.step_report.reporter import (
     StepReporter,
     memory_of_ranks,
 )
-from tests.unit.ledger.samples import plan_change, plan_change_record, step_record
+from tests.unit.ledger.samples import evaluation_record, plan_change, plan_change_record, step_record
 
 PLAN = memory_plan()
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -70,6 +70,22 @@ def test_a_missing_reward_is_omitted_and_an_absent_phase_took_no_time() -> None:
     assert (report.step, report.reward) == (1, None)
     assert report.seconds is not None
     assert (report.seconds.rollout, report.seconds.update, report.seconds.checkpoint) == (0.6, 0.3, 0.0)
+
+
+def test_evaluations_are_reported_and_outlive_the_attempt() -> None:
+    store = StoredReports()
+    reporter = reporter_of(store)
+    reporter.evaluated(evaluation_record(20, 0.5))
+    reporter.evaluated(evaluation_record(40, 0.25, best=(20, 0.5)))
+    reporter.close(PATIENCE_SECONDS)
+    found = store.applied[-1].evaluation
+    assert found is not None
+    assert (found.last.step, found.last.score, found.best.step, found.best.score) == (40, 0.25, 20, 0.5)
+    store.existing = store.applied[-1]
+    later = reporter_of(store)
+    later.step_committed(step_record(41), {})
+    later.close(PATIENCE_SECONDS)
+    assert store.applied[-1].evaluation == found
 
 
 def test_a_shortage_within_a_step_is_reported_at_once_and_before_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:

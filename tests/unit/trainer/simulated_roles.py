@@ -242,6 +242,12 @@ class SimulatedRoles:
         self.policy_at = step
         return None
 
+    def export_pretrained(self, directory: Path) -> None:
+        self._may_fail("policy-0", f"export {self.policy_at}")
+        assert not self.half_written
+        directory.mkdir()
+        (directory / "weights").write_text(str(self.weights))
+
     # --- internals ---
 
     def _may_fail(self, actor: str, call: str) -> None:

@@ -69,14 +69,14 @@ def test_a_deleted_working_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("export", "rljob fetch JOB"),
+        ("push", "Run rljob export DIR --push-to-hub"),
         ("train", "Run rljob run MANIFEST"),
         ("launch", "Run kubectl apply -f MANIFEST"),
         ("submit", "Run kubectl apply -f MANIFEST"),
         ("logs", "Run kubectl rljob logs JOB"),
         ("status", "Run kubectl rljob status JOB"),
         ("serve", "Run vllm serve DIR/model"),
-        ("evaluate", "Evaluation is not supported yet"),
+        ("evaluate", "Write spec.evaluation"),
         ("plot", "Run rljob report DIR"),
         ("valdiate", "Did you mean 'validate'?"),
     ],

@@ -7,7 +7,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.checkpoint import CheckpointSpec
+from rljob_api.evaluation import EvaluationSpec
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemorySettings
 from rljob_api.model import ModelSpec
@@ -27,7 +29,7 @@ from rljob_api.step_report import TrainingWarning
 from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
 from rljob_client.run_directory.ledger import Ledger
-from rljob_client.run_directory.records import PlanChangeRecord, StepRecord, plan_change_records
+from rljob_client.run_directory.records import EvaluationRecord, PlanChangeRecord, StepRecord, plan_change_records
 from rljob_memory.recovery import Constraints
 from rljob_memory.sample import MemorySample
 from rljob_memory.sizes import MIB
@@ -37,6 +39,7 @@ from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.errors import DeviceOutOfMemory, HostOutOfMemory, WorkerLost
 from rljob_trainer.ledger.checkpoint_store import CheckpointStore
 from rljob_trainer.ledger.journal import RolloutJournal
+from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
@@ -47,7 +50,10 @@ from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.controller import Controller
+from rljob_trainer.runtime.evaluation import Evaluation
+from rljob_trainer.runtime.exports import ModelExports
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Reward, ScoringHere
 from rljob_trainer.tasks.task import Task
@@ -82,6 +88,11 @@ class Echo:
     def items_of_step(self, step: int, count: int) -> list[int]:
         return list(range(count))
 
+    indices = range(5)
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(index, [index], "")
+
 
 def echo(_record: dict[str, Any], completion: Completion) -> float:
     return sum(completion.token_ids) / 1024
@@ -90,8 +101,12 @@ def echo(_record: dict[str, Any], completion: Completion) -> float:
 class Listener(RunListener):
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.evaluated_steps: list[int] = []
         self.warnings: list[str | None] = []
         """Reason of the warning of each step."""
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self.evaluated_steps.append(record.step)
 
     def plan_changed(self, change: PlanChange, plan: Any) -> None:
         self.events.append(("changed", change.generation))
@@ -184,6 +199,9 @@ class ResumedJob:
     """Between checkpoints."""
     reward: Callable[[dict[str, Any], Completion], float] = echo
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
+    evaluation: EvaluationSpec | None = None
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    stop: StopRequest = field(default_factory=lambda: StopRequest(lambda _text: None))
 
     def attempt(
         self, roles: SimulatedRoles, kills: Callable[[], int] = lambda: 0
@@ -225,10 +243,14 @@ class ResumedJob:
                 faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
                 deadlines=PhaseDeadlines(600, ledger.steps),
                 early_warning=EarlyWarning(self.steps, recovery.prevent, listener, display.warning),
+                between_steps=BetweenSteps(
+                    self._evaluation(),
+                    ModelExports(OutputDirectory(self.directory), cast(Any, roles), self.checkpoint),
+                ),
                 export=lambda: self._export(roles),
                 display=display,
                 listener=listener,
-                stop=StopRequest(lambda _text: None),
+                stop=self.stop,
                 attempt=record.attempt,
             )
             try:
@@ -250,6 +272,17 @@ class ResumedJob:
             ),
             task=TaskSpec.model_construct(name="digits", on_reward_error="Zero"),
             recovery=RecoverySpec(max_steps_without_learning=0),
+        )
+
+    def _evaluation(self) -> Evaluation | None:
+        if self.evaluation is None:
+            return None
+        return Evaluation(
+            self.evaluation,
+            cast(Task, Echo()),
+            ScoringHere(cast(Reward, self.reward)),
+            on_reward_error="Fail",
+            algorithm=self._spec().algorithm,
         )
 
     def _export(self, roles: SimulatedRoles) -> None:

@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rljob_client.run_directory.records import StepRecord
+from rljob_client.run_directory.records import EvaluationRecord, StepRecord
 from rljob_client.run_directory.reward_trend import reward_text
 from rljob_client.run_directory.samples import Sample
 from rljob_client.show_command import sample_view
@@ -97,6 +97,11 @@ class RunDisplay:
             self._write(self._live.refresh)
         else:
             self._print(step_line(record, self._total_steps))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Show an evaluation."""
+        self._spinner = None
+        self._print(evaluation_line(record))
 
     def samples(self, samples: Sequence[Sample]) -> None:
         """Show the first of the samples, with the start and the end of each text."""
@@ -179,6 +184,22 @@ def step_line(record: StepRecord, total_steps: int) -> str:
         f"{record.tokens_per_second:,.0f} tokens/s",
         *_peak(record),
         short_seconds(record.total_seconds),
+    ]
+    return "  ".join(parts)
+
+
+def evaluation_line(record: EvaluationRecord) -> str:
+    """One line of text for an evaluation."""
+    metrics, best = record.metrics, record.best
+    names = [name for name in metrics if name.startswith("pass@")]
+    parts = [
+        f"evaluation after step {record.step}",
+        f"reward {reward_text(metrics['reward_mean'])}",
+        *(f"{name} {metrics[name]:.3f}" for name in dict.fromkeys((*names[:1], *names[-1:]))),
+        f"response {metrics['response_mean_tokens']:.1f} tokens",
+        f"{record.prompts:,} prompts × {record.samples_per_prompt}",
+        short_seconds(record.seconds),
+        *(["best"] if best is not None and best.step == record.step else []),
     ]
     return "  ".join(parts)
 

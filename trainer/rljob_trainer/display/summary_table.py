@@ -47,6 +47,13 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "steps", f"[bold]{summary.steps}[/] {total}{_history(summary)}{lowered}"
     if summary.last_reward is not None:
         yield "reward", _reward(summary, summary.last_reward)
+    if (evaluation := summary.evaluation) is not None:
+        last, best = evaluation.last, evaluation.best
+        yield (
+            "evaluation",
+            f"[bold]{reward_text(last.score)}[/], best {reward_text(best.score)} (step {best.step})  "
+            f"[dim]{last.metric}, {summary.evaluations} in {short_seconds(summary.evaluation_seconds)}[/]",
+        )
     for name, count, note in (
         ("skipped prompts", summary.skipped_prompts, "longer than algorithm.maxPromptTokens"),
         ("failed rewards", summary.reward_errors, "counted as 0 (task.onRewardError)"),

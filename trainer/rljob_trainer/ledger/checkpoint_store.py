@@ -34,6 +34,13 @@ _INTERRUPTED_NAME = re.compile(r"step-\d+\.(partial-[\w-]+|discarded)")
 _UNWANTED_NAME = re.compile(r"step-\d+\.(discarded|rejected)")
 
 
+def written_steps(directory: Path) -> list[int]:
+    """Steps of the complete checkpoints in a directory, which may not exist, in ascending order."""
+    entries = directory.iterdir() if directory.is_dir() else ()
+    names = (_FINAL_NAME.fullmatch(path.name) for path in entries if path.is_dir())
+    return sorted(int(name["step"]) for name in names if name)
+
+
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
     """The result of a search for a checkpoint."""
@@ -139,8 +146,7 @@ class CheckpointStore:
         return self.directory / f"step-{step:06d}.partial-{self._writer}"
 
     def _steps(self) -> list[int]:
-        names = (_FINAL_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
-        return sorted(int(name["step"]) for name in names if name)
+        return written_steps(self.directory)
 
     def _prune(self) -> None:
         for step in self._steps()[: -self.keep]:

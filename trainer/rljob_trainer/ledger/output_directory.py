@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_client.errors import OutputUnavailable
+from rljob_client.model_files import BEST_MODEL
 from rljob_client.run_directory.durable_files import write_atomically, writing
 from rljob_client.run_directory.ledger import read_ledger
 from rljob_client.run_directory.records import step_records
@@ -41,10 +42,15 @@ class OutputDirectory:
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
         self.model = path / "model"
+        self.best = path / BEST_MODEL
         self.memory = path / "memory"
         self.logs = path / "logs"
         self.failure = path / ".failure.json"
         self.controller_log = self.logs / "controller.log"
+
+    def exported_models(self) -> int:
+        """Number of models on disk, apart from that of the last step."""
+        return len(list(self.path.glob("models/step-*"))) + self.best.is_dir()
 
     @contextmanager
     def open(
@@ -193,11 +199,11 @@ class OutputDirectory:
         return True
 
     def _start_over(self) -> None:
-        """Remove the plan changes, rollouts, checkpoints and memory samples of a run without committed steps."""
+        """Remove all but the logs of a run without committed steps."""
         with writing(self.path):
             self.ledger.unlink(missing_ok=True)
             self.failure.unlink(missing_ok=True)
-            for directory in (self.journal, self.checkpoints, self.memory):
+            for directory in (self.journal, self.checkpoints, self.memory, self.best):
                 if directory.exists():
                     shutil.rmtree(directory)
 

@@ -59,6 +59,34 @@ def resolve_description(location: str) -> Path:
     return directory
 
 
+def push(directory: Path, repository: str) -> str:
+    """Upload a model to `repository`, which is created as a private one if it does not exist. Returns its address.
+
+    Raises `BadInput` for a name or a token that the hub refuses, and `HubUnreachable`. The files stay as they are.
+    """
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    kept = f"The model is in {directory}: nothing is lost, run the same command again"
+    token = "set HF_TOKEN to a token with write access, or run hf auth login"
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=directory)
+        return f"{api.endpoint}/{repository}"
+    except HFValidationError as error:
+        raise BadInput(f"expected a repository of the hub as ORG/NAME, found {repository}: {error}. {kept}") from error
+    except LocalTokenNotFoundError as error:
+        raise BadInput(f"expected a token of the hub, found none: {token}. {kept}") from error
+    except (HTTPError, OSError, RuntimeError) as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise BadInput(
+                f"the hub refuses the token for {repository} ({error.response.status_code}): {token}. {kept}"
+            ) from error
+        raise HubUnreachable(f"the upload to {repository} failed ({_first_line(error)}). {kept}") from error
+
+
 def _remove_leftovers(location: str) -> None:
     """Remove the partial files of pods that were killed during a download: nothing else removes them."""
     from huggingface_hub.constants import HF_HUB_CACHE

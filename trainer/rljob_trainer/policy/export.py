@@ -19,7 +19,8 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import PolicyModel, sent_name
-from rljob_trainer.policy.weight_loading import require_finite
+from rljob_trainer.policy.model_files import write_weights
+from rljob_trainer.policy.weight_loading import diverged, is_finite
 
 _WEIGHTS = frozenset(
     ".safetensors .bin .pt .pth .ckpt .gguf .ggml .h5 .msgpack .ot .onnx .onnx_data .tflite .npz .nemo".split()  # noqa: SIM905
@@ -53,21 +54,26 @@ def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, 
 
     Collective; rank 0 writes. Raises `BadInput` if a weight is not finite.
     """
-    writes = dist.get_rank() == 0
-    # The other ranks keep nothing: each parameter is gathered and dropped.
-    parameters = {name: tensor.cpu() for name, tensor in full_parameters(model, dtype) if writes}
-    require_finite(parameters)
-    if writes:
+    not_finite: list[str] = []
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in full_parameters(model, dtype):
+            if not is_finite(tensor):
+                not_finite.append(name)
+            yield name, tensor.cpu()
+
+    shapes = {sent_name(name): each.shape for name, each in model.named_parameters() if not is_adapter(name)}
+    if dist.get_rank() == 0:
         with writing(directory):
             write_description(source_dir, directory, dtype)
-            _write_weights(parameters, directory)
+            write_weights(shapes, dtype, gathered(), directory)
+    else:
+        for _ in full_parameters(model, dtype):
+            pass  # gathered with the others, and dropped
+    if not_finite:
+        shutil.rmtree(directory)
+        raise diverged(not_finite, len(shapes))
     dist.barrier()
-
-
-def _write_weights(parameters: dict[str, Tensor], directory: Path) -> None:
-    from huggingface_hub import save_torch_state_dict
-
-    save_torch_state_dict(parameters, directory, metadata={"format": "pt"})
 
 
 def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> None:
@@ -118,4 +124,4 @@ def rehearse_output(config: PolicyConfig, rank: int) -> None:
             write_adapter_description(lora, Path(at))
         else:
             write_description(config.model_dir, Path(at), getattr(torch, config.dtype))
-            _write_weights({"rehearsal": torch.zeros(1)}, Path(at))
+            write_weights({"rehearsal": (1,)}, torch.float32, [("rehearsal", torch.zeros(1))], Path(at))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,15 @@ def checkpoint_name(parameter_name: str) -> str:
 @torch.no_grad()
 def merged_weight(layer: Any, dtype: torch.dtype) -> Tensor:
     """The full weight, [out, in] in `dtype`, with the adapter added in float32. A new tensor. Collective."""
-    merged = full(layer.base_layer.weight).to(torch.float32, copy=True)
-    second, first = (full(matrix[_ADAPTER].weight).float() for matrix in (layer.lora_B, layer.lora_A))
-    return merged.addmm_(second, first, alpha=layer.scaling[_ADAPTER]).to(dtype)
+    first, second = (full(matrix[_ADAPTER].weight) for matrix in (layer.lora_A, layer.lora_B))
+    return merged(full(layer.base_layer.weight), first, second, layer.scaling[_ADAPTER], dtype)
+
+
+def merged(frozen: Tensor, first: Tensor, second: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
+    """`frozen` [out, in] + `scaling` · `second` [out, rank] · `first` [rank, in], in float32, as a new tensor in
+    `dtype`."""
+    weight = frozen.to(torch.float32, copy=True)
+    return weight.addmm_(second.float(), first.float(), alpha=scaling).to(dtype)
 
 
 @contextmanager
@@ -108,20 +114,27 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
 
     Raises `BadInput` if a weight is not finite.
     """
-    from safetensors.torch import save_file
-
-    tensors = {
-        # peft's names: those of the whole model's wrapper, without the adapter's.
-        f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): full(parameter).cpu().contiguous()
-        for name, parameter in causal_lm.named_parameters()
-        if is_adapter(name)
-    }
+    tensors = {name: full(each).cpu() for name, each in causal_lm.named_parameters() if is_adapter(name)}
     require_finite(tensors)
     if dist.get_rank() == 0:
         with writing(directory):
-            write_adapter_description(lora, directory)
-            save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+            write_adapters(tensors, lora, directory)
     dist.barrier()
+
+
+def write_adapters(tensors: Mapping[str, Tensor], lora: LoraConfig, directory: Path) -> None:
+    """Write the adapters, by the names of their parameters in the causal language model, in the format of peft.
+
+    Raises `BadInput` if a weight is not finite.
+    """
+    from safetensors.torch import save_file
+
+    require_finite(tensors)
+    write_adapter_description(lora, directory)
+    # peft's names: those of the whole model's wrapper, without the adapter's.
+    named = {f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): each for name, each in tensors.items()}
+    contiguous = {name: each.contiguous() for name, each in named.items()}
+    save_file(contiguous, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def write_adapter_description(lora: LoraConfig, directory: Path) -> None:

@@ -7,7 +7,7 @@ and filled in pieces. This takes host memory for a few pieces, regardless of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,8 +178,13 @@ def is_finite(values: Tensor) -> bool:
 def require_finite(trained: Mapping[str, Tensor]) -> None:
     """Raise `BadInput` if a trained weight, of any shape, is NaN or infinite."""
     if found := [name for name, values in trained.items() if not is_finite(values)]:
-        raise BadInput(
-            f"expected a trained model with finite weights, found NaN or infinity in {len(found)} of {len(trained)} "
-            f"tensors, such as {found[0]}: the training has diverged. Start over in another output directory with a "
-            "lower algorithm.learningRate"
-        )
+        raise diverged(found, len(trained))
+
+
+def diverged(not_finite: Sequence[str], tensors: int) -> BadInput:
+    """The error for a trained model of so many `tensors`, some of which are not finite."""
+    return BadInput(
+        f"expected a trained model with finite weights, found NaN or infinity in {len(not_finite)} of {tensors} "
+        f"tensors, such as {not_finite[0]}: the training has diverged. Start over in another output directory with a "
+        "lower algorithm.learningRate"
+    )

@@ -42,12 +42,16 @@ class PhaseDeadlines:
 
     _seen: set[Phase] = field(default_factory=set, init=False)
 
-    def limited(self, phase: Phase | None, *, writing: bool = False) -> AbstractContextManager[None]:
+    def limited(
+        self, phase: Phase | None, *, writing: bool = False, times: float = 1.0
+    ) -> AbstractContextManager[None]:
         """Limit the calls of a phase within the block; None: of a start of roles.
 
         `writing`: a checkpoint is being written. If it is written without a copy, the phase waits until that is done.
+        `times`: work of an evaluation, as a multiple of a step's.
         """
-        return time_limit(self.limit_seconds(phase, writing=writing))
+        seconds = self.limit_seconds(phase, writing=writing)
+        return time_limit(None if seconds is None else seconds * times)
 
     def limit_seconds(self, phase: Phase | None, *, writing: bool = False) -> float | None:
         """Ten times the usual time of the phase, but at least the floor; more while a process compiles or writes."""

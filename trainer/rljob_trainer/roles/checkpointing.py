@@ -75,10 +75,10 @@ class Checkpointing:
 
     def close(self, committed: int) -> None:
         """Make the state after step `committed` durable, before the process exits."""
-        self._end_open()
+        self.settle()
         if committed > 0 and self.store.newest_step() != committed:
             self._begin_writing(committed)
-            self._end_open()
+            self.settle()
 
     def keep_if_written(self) -> None:
         """Keep the checkpoint in progress if it is written, otherwise drop it. Call it when the ranks form a new
@@ -95,7 +95,8 @@ class Checkpointing:
             self._end_naming(self._naming)
         self._writing = None
 
-    def _end_open(self) -> None:
+    def settle(self) -> None:
+        """Wait until the checkpoint in progress is durable."""
         if self._writing is not None and self._naming is None:
             self._begin_naming(self._writing)
         if self._naming is not None:

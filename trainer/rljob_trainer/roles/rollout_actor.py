@@ -45,7 +45,7 @@ class RolloutActor(RolloutEngine):
         """
         self._step = step
         if generation != self._generation:
-            self.abandon_groups()
+            self.begin_generation()
             self._generation = generation
         if not self.unfinished_sequences:
             self._memory_log.begin_phase(step, "rollout")

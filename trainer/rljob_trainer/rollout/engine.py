@@ -15,7 +15,7 @@ from rljob_client.model_files import read_config
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
-from rljob_trainer.rollout.lots import Lot, LotResult, Segment, WholeGroups, generate_lot
+from rljob_trainer.rollout.lots import Lot, LotResult, Sampling, Segment, WholeGroups, generate_lot
 from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout_batch import Completion
@@ -125,7 +125,7 @@ class RolloutEngine(ABC):
         """
         requests = self._ready_requests()
         requests.abandon()
-        sampling = [self._sampling(group_size, seed, self._config.max_response_tokens) for seed in seeds]
+        sampling = [self._sampling(group_size, seed) for seed in seeds]
         outputs = self._same_in_all_processes(requests.run(prompts, sampling))
         return completions_of(outputs, self._llm.get_tokenizer()) if self.shard.is_first else []
 
@@ -140,7 +140,7 @@ class RolloutEngine(ABC):
         """
         requests = self._ready_requests()
         for place, prompt, seed in zip(groups.places, groups.prompts, groups.seeds, strict=True):
-            requests.add(place, prompt, self._sampling(groups.group_size, seed, self._config.max_response_tokens))
+            requests.add(place, prompt, self._sampling(groups.group_size, seed, sampling=groups.sampling))
         found: list[tuple[int, Any]] = []
         steps, report_at = 0, max(_LEAST_STEPS, self._config.max_response_tokens // _REPORTS)
         while requests.unfinished_sequences:
@@ -163,6 +163,12 @@ class RolloutEngine(ABC):
         """Drop the groups that are not complete."""
         if self._requests:
             self._requests.abandon()
+
+    def begin_generation(self) -> None:
+        """Drop the groups and the cached prefixes of earlier generations, so that the next one does not depend on
+        them."""
+        self.abandon_groups()
+        self._reset_prefix_cache()
 
     def generate_lots(self, lots: Sequence[Lot]) -> list[LotResult]:
         """Complete the quota of each lot, one after the other (`lots.generate_lot`).
@@ -203,18 +209,22 @@ class RolloutEngine(ABC):
             require_same_tokens(outputs)
         return outputs
 
-    def _sampling(self, group_size: int, seed: int, max_tokens: int) -> Any:
+    def _sampling(
+        self, group_size: int, seed: int, max_tokens: int | None = None, sampling: Sampling | None = None
+    ) -> Any:
+        """vLLM's SamplingParams. `max_tokens`: of a part of a response; None: of a whole one."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        # With a truncated distribution, the engine's log-probabilities would differ from the policy's.
+        sampling = sampling or Sampling(self._config.temperature, 1.0, self._config.max_response_tokens)
         return SamplingParams(
             n=group_size,
             seed=seed,
-            temperature=self._config.temperature,
-            # With a truncated distribution, the engine's log-probabilities would differ from the policy's.
-            top_p=1.0,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             top_k=0,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or sampling.max_tokens,
             ignore_eos=self._config.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
@@ -248,9 +258,7 @@ class RolloutEngine(ABC):
         """Complete the sync. Raises `WeightsNotSynced` if weights are missing."""
         self._llm.finish_weight_update()
         self._update_session_open = False
-        # Cached keys and values belong to the previous weights.
-        if not self._llm.reset_prefix_cache():
-            raise RunError("the engine's prefix cache could not be reset: requests are still running")
+        self._reset_prefix_cache()  # cached keys and values belong to the previous weights
         self._weights.complete(version)
 
     def uses_fast_logprobs(self) -> bool:
@@ -260,6 +268,10 @@ class RolloutEngine(ABC):
     def weight_version(self) -> int | None:
         """The version of the weights; None if the engine cannot generate."""
         return self._weights.version
+
+    def _reset_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RunError("the engine's prefix cache could not be reset: requests are still running")
 
     def _undo_interrupted_update(self) -> None:
         """Prepare vLLM for a new update: buffered weights would count for it."""

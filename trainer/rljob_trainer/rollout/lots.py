@@ -157,6 +157,19 @@ def _extended(group: PartialGroup, member: int, more: Completion, version: int) 
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings of an evaluation that replace those of rollouts."""
+
+    temperature: float
+    """0: the likeliest token."""
+
+    top_p: float
+
+    max_tokens: int
+    """Maximum tokens of a response."""
+
+
+@dataclass(frozen=True, slots=True)
 class WholeGroups:
     """Groups to complete."""
 
@@ -171,6 +184,9 @@ class WholeGroups:
 
     seeds: Sequence[int]
     """Seed of each prompt."""
+
+    sampling: Sampling | None = None
+    """None: as for rollouts."""
 
 
 @dataclass(frozen=True, slots=True)

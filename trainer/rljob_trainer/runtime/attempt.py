@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.step_report import Evidence
 from rljob_client.errors import BadInput, RunError
-from rljob_client.run_directory.durable_files import writing
 from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.budget import compiles_ahead, copies_with_room
 from rljob_memory.budget.host import object_store_bytes
@@ -43,7 +40,9 @@ from rljob_trainer.roles.topologies import roles_of
 from rljob_trainer.rollout.engine_fields import require_engine_args
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.attempt_plan import Supervision, plan_attempt
+from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.controller import Controller
+from rljob_trainer.runtime.exports import ModelExports
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.role_settings import role_settings
@@ -177,6 +176,7 @@ class Attempt:
                 listener=self.listener,
             )
             roles.may_replace = recovery.may_replace
+            exports = ModelExports(self.directory, roles, spec.checkpoint)
             controller = Controller(
                 spec=spec,
                 task=inputs.prompts.task,
@@ -190,7 +190,8 @@ class Attempt:
                 faults=faults,
                 deadlines=deadlines,
                 early_warning=EarlyWarning(spec.algorithm.steps, recovery.prevent, self.listener, self.display.warning),
-                export=partial(self._export, roles),
+                between_steps=BetweenSteps(inputs.evaluation, exports),
+                export=partial(exports.write, self.directory.model),
                 display=self.display,
                 listener=self.listener,
                 stop=self.stop,
@@ -209,17 +210,6 @@ class Attempt:
             phase=None,
             plan=self.supervision.plan,
         )
-
-    def _export(self, roles: Roles) -> None:
-        """Write `model/` atomically: it exists only when it is complete."""
-        for left in self.directory.path.glob("model.partial*"):
-            shutil.rmtree(left, ignore_errors=True)
-        # A rank of an attempt that is over may still be writing, on a node that nobody reaches.
-        partial_model = self.directory.model.with_name(f"model.partial-{secrets.token_hex(4)}")
-        roles.export_pretrained(partial_model.absolute())
-        with writing(self.directory.model):
-            shutil.rmtree(self.directory.model, ignore_errors=True)
-            partial_model.rename(self.directory.model)
 
 
 def _construct(roles: Roles, deadlines: PhaseDeadlines, kills: KernelKills) -> dict[str, int]:

@@ -126,8 +126,10 @@ def plan_attempt(
             f"The job is predicted to need {human_bytes(needed)} of host memory, and has {human_bytes(available)}; "
             f"predicted: {summary(predicted, spec, shape)}"
         )
-    disk = host.checkpoint_bytes(setup.work, shape), predicted.bytes_of("trained model", "disk")
-    require_free_disk(spec, *disk, directory, ledger.last_step, display.warning)
+    missing = max(setup.work.kept_models - directory.exported_models(), 1)
+    model_bytes = missing * predicted.bytes_of("trained model", "disk") // setup.work.kept_models
+    checkpoint_bytes = host.checkpoint_bytes(setup.work, shape)
+    require_free_disk(spec, checkpoint_bytes, model_bytes, directory, ledger.last_step, display.warning)
     changes = PlanChanges(ledger, replace(state, plan=plan))
     listener.memory_facts_found(facts_of(setup), changes.own)
     listener.attempt_began(plan, ledger.steps, display.warning)
@@ -184,8 +186,8 @@ def require_free_disk(
 ) -> None:
     """Raise `OutputUnavailable` if a checkpoint and the model cannot fit; warn if those that are kept may not.
 
-    `checkpoint_bytes`, `model_bytes`: sizes of one checkpoint and of the trained model. `last_step`: the last committed
-    one. Checkpoints that exist count as written.
+    `checkpoint_bytes`, `model_bytes`: sizes of one checkpoint, and of the exported models that are missing.
+    `last_step`: the last committed one. Checkpoints that exist count as written.
     """
     due = -(-max(spec.algorithm.steps - last_step, 0) // spec.checkpoint.every_steps)
     kept = CheckpointStore(directory.checkpoints, spec.checkpoint.keep).count()

@@ -39,6 +39,7 @@ from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.run_listener import RunListener
+from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.step_health import (
     findings,
     is_power_of_two,
@@ -72,6 +73,7 @@ class Controller:
     faults: FaultSchedule
     deadlines: PhaseDeadlines
     early_warning: EarlyWarning
+    between_steps: BetweenSteps
     export: Callable[[], None]
     """Writes the trained model, once all steps are committed."""
     display: RunDisplay
@@ -91,6 +93,8 @@ class Controller:
         self._start()
         self.stop.after_step()
         for step in self.ledger.remaining(self.spec.algorithm.steps):
+            if not self.stop:
+                self.between_steps.work(self, step - 1)
             if self.stop:
                 break
             self.run_step(step)
@@ -99,20 +103,20 @@ class Controller:
     def run_step(self, step: int) -> None:
         clock = PartClock()
         before = step - 1
-        self._do(step, "checkpoint", clock, partial(self.checkpointing.advance, before), policy_at=before)
+        self.do(step, "checkpoint", clock, partial(self.checkpointing.advance, before), policy_at=before)
         batch, engine_memory = self.rollouts(step, step, before, clock)
         overlaps = self.spec.algorithm.max_staleness > 0 and step < self.spec.algorithm.steps
         if overlaps:
             self._begin_ahead(step + 1, before)
         with serving(self._ahead.generation if self._ahead else None):
-            updates = self._do(step, "update", clock, partial(self.roles.update, batch), policy_at=before)
+            updates = self.do(step, "update", clock, partial(self.roles.update, batch), policy_at=before)
         if step == 1:
             require_agreement(updates)
         if overlaps:
             # Before this step is committed: a later attempt has no engine with the weights that generate them.
             _, memory_ahead = self.rollouts(step, step + 1, before, clock)
             engine_memory = engine_memory | memory_ahead
-        self._do(step, "sync", clock, partial(self.roles.sync, step), policy_at=step)
+        self.do(step, "sync", clock, partial(self.roles.sync, step), policy_at=step)
         memory = memory_by_phase(updates, engine_memory)
         asleep = self.roles.engines_sleep
         record = step_record(self.attempt, batch, updates, memory, clock, engines_sleep=asleep)
@@ -148,12 +152,14 @@ class Controller:
         self.save(last)
         if last >= self.spec.algorithm.steps:
             self._require_learning()  # also in an attempt that commits no step
+            if not self.between_steps.work(self, last):
+                return  # the next attempt evaluates the model, and then writes it
             self.display.phase("writing the model")
-            self._do(last, "checkpoint", PartClock(), self.export, policy_at=last)
+            self.do(last, "checkpoint", PartClock(), self.export, policy_at=last)
 
     def save(self, last: int) -> None:
         """Write a checkpoint of the state after the committed step `last`, and wait for it."""
-        self._do(max(last, 1), "checkpoint", PartClock(), partial(self.checkpointing.close, last), policy_at=last)
+        self.do(max(last, 1), "checkpoint", PartClock(), partial(self.checkpointing.close, last), policy_at=last)
 
     # --- the rollouts of a step ---
 
@@ -176,7 +182,7 @@ class Controller:
 
         # While it learns from one step, the policy has other weights than the engines need for the next.
         policy_at = weights_at if rollout_step == step else None
-        generated = self._do(step, "rollout", clock, generate, policy_at=policy_at, engines_at=weights_at)
+        generated = self.do(step, "rollout", clock, generate, policy_at=policy_at, engines_at=weights_at)
         self._phase_began(step, "reward")
         with clock.part("reward"):
             batch = replace(self.score(rollout_step, generated), weights_version=weights_at, left=generated.left)
@@ -227,7 +233,7 @@ class Controller:
 
     # --- phases, which are retried after a failure ---
 
-    def _do(
+    def do(
         self,
         step: int,
         phase: Phase,
@@ -236,18 +242,23 @@ class Controller:
         *,
         policy_at: int | None,
         engines_at: int | None = None,
+        of_step: bool = True,
+        times_usual: float = 1.0,
     ) -> Result:
         """Run a phase of `step`; recover and retry if it fails.
 
         `policy_at`: the step after which the phase needs the policy; None: any. `engines_at`: the step whose weights it
-        needs in the engines; None: any.
+        needs in the engines; None: any. `of_step`: False for work between two steps, which no fault of the job is for.
+        `times_usual`: amount of work, compared with that of the phase in a step.
         """
 
         def attempted() -> Result:
             self._make_ready(step, policy_at, engines_at)
             self._phase_began(step, phase)
-            with clock.part(phase), self.deadlines.limited(phase, writing=self.checkpointing.writing):
-                self.faults.inject(step, phase)
+            limit = self.deadlines.limited(phase, writing=self.checkpointing.writing, times=times_usual)
+            with clock.part(phase), limit:
+                if of_step:
+                    self.faults.inject(step, phase)
                 result = work()
             self.deadlines.done(phase)
             return result

@@ -59,6 +59,8 @@ def identity(job: RLJob) -> dict[str, Any]:
     spec = job.spec.model_copy(update={"algorithm": algorithm.model_copy(update=dict.fromkeys(written))})
     dump = partial(spec.model_dump, mode="json", by_alias=True)
     settings = dump(include=set(left_out), exclude=left_out, exclude_defaults=True)
+    if job.spec.evaluation is not None and job.spec.evaluation.held_out:
+        settings |= dump(include={"evaluation": {"held_out"}})
     settings |= dump(
         include={"policy": {"optimizer": {"moments"}, "lora": True}},
         exclude={"policy": {"lora": {"export"}}},

@@ -77,7 +77,7 @@ def role_settings(
             dtype=dtype,
             algorithm=spec.algorithm,
             moments=spec.policy.optimizer.moments,
-            lora=_lora_config(spec, model_dir),
+            lora=lora_config(spec, model_dir),
             memory=plan,
             snapshots=snapshots,
             checkpoint_copy=checkpoint_copy,
@@ -104,7 +104,8 @@ def nccl_environment(device: Device, ranks: int) -> dict[str, str]:
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
-def _lora_config(spec: RLJobSpec, model_dir: Path) -> LoraConfig | None:
+def lora_config(spec: RLJobSpec, model_dir: Path) -> LoraConfig | None:
+    """Settings of the adapters; None without. `model_dir`: the initial model."""
     lora = spec.policy.lora
     if lora is None:
         return None

@@ -6,9 +6,9 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rljob_api.evaluation import EvaluationSpec
 from rljob_api.job import RLJobSpec
 from rljob_client.errors import BadInput
 from rljob_client.model_dimensions import ModelDimensions
@@ -29,8 +30,10 @@ from rljob_trainer.models.checkpoint import load_tokenizer, model_dimensions
 from rljob_trainer.models.consistency import require_trainable, vocabulary_rows
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
+from rljob_trainer.runtime.evaluation import Evaluation
 from rljob_trainer.runtime.requirements import require_usable
 from rljob_trainer.tasks.build import build_task
+from rljob_trainer.tasks.held_out import held_out
 from rljob_trainer.tasks.prompt_check import CheckedPrompts, check_prompts
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
@@ -77,6 +80,7 @@ class Inputs:
     scorer: Scorer
     advantage: AdvantageFunction
     digests: RunInputs
+    evaluation: Evaluation | None = None
 
 
 def read_inputs(
@@ -100,22 +104,61 @@ def read_inputs(
     model = read_model(spec, mounted_model)
     tokenizer, rows = load_tokenizer(model.directory), vocabulary_rows(model.directory)
     max_prompt_tokens, seed = spec.algorithm.max_prompt_tokens, spec.algorithm.seed
-    task = build_task(spec.task, tokenizer, max_prompt_tokens, task_directory, seed, rows)
-    source = RewardSource(spec.task, task_directory, seed)
+    build = partial(
+        build_task,
+        tokenizer=tokenizer,
+        max_prompt_tokens=max_prompt_tokens,
+        manifest_directory=task_directory,
+        seed=seed,
+        vocabulary=rows,
+    )
+    task, source = build(spec.task), RewardSource(spec.task, task_directory, seed)
+    evaluated: Task | None = None
+    if spec.evaluation is not None and not spec.evaluation.held_out:
+        with of_evaluation(spec.evaluation):  # before the digests: its modules count from the first attempt on
+            evaluated = build(spec.evaluation.task_of(spec.task))
     digests = run_inputs(task, source, model.directory, own_code(spec.algorithm, task_directory))
     keep_inputs(spec, digests, directory, last_step, display.warning)
-    scorer: Scorer
-    if not source.may_hang:
-        scorer = ScoringHere(task.reward)
-    else:
-        # Its first process loads the reward function while the prompts are checked.
-        timeout, log_file = spec.task.reward_timeout_seconds, directory.logs / "rewards.log"
-        workers = visible_cores() - 1
-        scorer = stack.enter_context(RewardPool(source, workers=workers, timeout_seconds=timeout, log=log_file))
+    # The first process of the pool loads the reward function while the prompts are checked.
+    scorer = _scorer(source, task, stack, directory.logs / "rewards.log")
     prompts = checked_prompts(spec, task, display, may_skip=last_step == 0)
     for text in try_out(prompts.task, scorer, spec.task):
         display.warning(text)
-    return Inputs(model, prompts, scorer, advantage, digests)
+    evaluation = spec.evaluation
+    if evaluation is None:
+        return Inputs(model, prompts, scorer, advantage, digests)
+    task_spec, evaluating = evaluation.task_of(spec.task), scorer
+    if evaluated is None:
+        trained, evaluated = held_out(prompts.task, evaluation.held_out)
+        prompts = replace(prompts, task=trained)
+    else:
+        with of_evaluation(evaluation):
+            of_evaluations = spec.model_copy(update={"task": task_spec})
+            evaluated = checked_prompts(of_evaluations, evaluated, display, may_skip=True).task
+            if evaluation.task is not None or task_spec.reward is None:  # otherwise the function is the same
+                source = RewardSource(task_spec, task_directory, seed)
+                evaluating = _scorer(source, evaluated, stack, directory.logs / "evaluation-rewards.log")
+            for text in try_out(evaluated, evaluating, task_spec):
+                display.warning(f"evaluation: {text}")
+    found = Evaluation(evaluation, evaluated, evaluating, task_spec.on_reward_error, spec.algorithm)
+    return Inputs(model, prompts, scorer, advantage, digests, found)
+
+
+@contextmanager
+def of_evaluation(evaluation: EvaluationSpec) -> Iterator[None]:
+    """Within the block, the task of `evaluation` is read: a `BadInput` about it names the evaluation."""
+    try:
+        yield
+    except BadInput as error:
+        place = ("spec", "evaluation") if evaluation.task is None else ("spec", "evaluation", "task")
+        raise BadInput(f"evaluation: {error}").at(*place, *(error.field or ())[2:]) from error
+
+
+def _scorer(source: RewardSource, task: Task, stack: ExitStack, log: Path) -> Scorer:
+    if not source.may_hang:
+        return ScoringHere(task.reward)
+    workers, timeout = visible_cores() - 1, source.spec.reward_timeout_seconds
+    return stack.enter_context(RewardPool(source, workers=workers, timeout_seconds=timeout, log=log))
 
 
 def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:

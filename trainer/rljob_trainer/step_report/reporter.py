@@ -22,7 +22,7 @@ from rljob_api.step_report import (
     StepReportStatus,
     TrainingWarning,
 )
-from rljob_client.run_directory.records import StepRecord
+from rljob_client.run_directory.records import EvaluationRecord, StepRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.step_report.api_server import NoAnswer
@@ -54,7 +54,7 @@ class StepReporter(RunListener):
         self._to_send = self._urgent = False
         self._close_by: float | None = None
         self._schedule = SendSchedule()
-        self._evidence_carried_over = False
+        self._carried_over = False
         self._warn: Callable[[str], None] = lambda _text: None
         self._next_warning = 0.0
         self._thread = threading.Thread(target=self._send_changes, args=(store,), name="step-report", daemon=True)
@@ -77,6 +77,9 @@ class StepReporter(RunListener):
 
     def step_committed(self, record: StepRecord, memory: Mapping[str, Mapping[Phase, MemorySample]]) -> None:
         self._set(step=record.step, memory=memory_of_ranks(memory), **_step_fields(record))
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._set(evaluation=record.status)
 
     def failed(self, evidence: Evidence) -> None:
         self._set(urgent=True, last_evidence=evidence)
@@ -130,8 +133,8 @@ class StepReporter(RunListener):
     def _send_changes(self, store: ReportStore) -> None:
         while self._wait_until_due():
             try:
-                if not self._evidence_carried_over:
-                    self._carry_over_evidence(store.read())
+                if not self._carried_over:
+                    self._carry_over(store.read())
                 store.apply(self._take())
             except NoAnswer as failure:
                 self._not_sent(str(failure), failure.retry_after_seconds)
@@ -153,12 +156,13 @@ class StepReporter(RunListener):
                     return True
                 self._changed.wait(wait)
 
-    def _carry_over_evidence(self, stored: StepReportStatus | None) -> None:
-        """An apply removes the fields that it leaves out, so evidence of an earlier attempt has to be sent again."""
+    def _carry_over(self, stored: StepReportStatus | None) -> None:
+        """An apply removes the fields that it leaves out, so those of an earlier attempt have to be sent again."""
         with self._changed:
-            if stored is not None and self._report.last_evidence is None:
-                self._report = self._report.model_copy(update={"last_evidence": stored.last_evidence})
-        self._evidence_carried_over = True
+            for name in ("last_evidence", "evaluation") if stored is not None else ():
+                if getattr(self._report, name) is None:
+                    self._report = self._report.model_copy(update={name: getattr(stored, name)})
+        self._carried_over = True
 
     def _take(self) -> StepReportStatus:
         with self._changed:

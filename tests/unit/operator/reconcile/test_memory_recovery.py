@@ -178,6 +178,18 @@ def test_memory_that_is_about_to_run_out_is_reported_until_it_is_not() -> None:
     cluster.end(CONTROLLER, 1, message="it broke", step=7).settled(memory_pressure=False)  # it ends with its attempt
 
 
+def test_the_last_and_the_best_evaluation_are_in_the_status() -> None:
+    cluster = running()
+    first, second = ({"step": step, "metric": "pass@1", "score": score} for step, score in ((2, 0.5), (4, 0.25)))
+    cluster.reports(3, evaluation={"last": first, "best": first}).tick(60).settled()
+    assert cluster.stored.display is not None
+    assert cluster.stored.display.evaluation == "0.5 (2)"
+    cluster.reports(5, evaluation={"last": second, "best": first}).tick(60).settled()
+    assert cluster.stored.evaluation is not None
+    assert (cluster.stored.evaluation.last.step, cluster.stored.evaluation.best.score) == (4, 0.5)
+    assert cluster.stored.display.evaluation == "0.25 (4), best 0.5 (2)"
+
+
 def test_a_step_that_trained_on_nothing_degrades_the_job_until_one_learns() -> None:
     cluster = running()
     for step, reason in ((4, "RewardsEqual"), (5, "ResponsesTruncated")):
