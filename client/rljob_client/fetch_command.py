@@ -19,6 +19,7 @@ from rljob_client.api_errors import KubernetesError, ObjectMissing
 from rljob_client.api_server import ApiServer, Object
 from rljob_client.errors import OutputUnavailable
 from rljob_client.model_files import ADAPTER, is_model, require_whole
+from rljob_client.run_directory.durable_files import require_free
 from rljob_memory.sizes import human_bytes
 
 Read = Callable[[int], bytes]
@@ -162,14 +163,6 @@ class _Tail:
         data = self._read(size)
         self.last = (self.last + data)[-len(_END) :]
         return data
-
-
-def require_free(directory: Path) -> None:
-    """Raise OutputUnavailable unless `directory` does not exist or is empty."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise OutputUnavailable(
-            f"expected no directory {directory}, or an empty one, found files; give another --output"
-        )
 
 
 def extract(read: Read, name: str, directory: Path) -> int:

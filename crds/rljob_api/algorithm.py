@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from rljob_api.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, LossAggregation, ScaleAdvantages
-from rljob_api.api_model import ApiModel, FreeForm, Rule, immutable, only_raised
+from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable, only_raised
 from rljob_api.task import PythonFunction, module_rule
 
 
@@ -80,6 +80,31 @@ def _reading_rule(setting: str) -> Rule:
         field=to_camel(setting),
         message=f"is not read by {', '.join(names)}: remove it, or write another name",
     )
+
+
+class DynamicSamplingSpec(ApiModel):
+    """DAPO's dynamic sampling: a group whose rewards are all equal teaches nothing, so it is replaced by a group of
+    responses to a further prompt."""
+
+    max_rounds: int = Field(default=10, ge=2, le=1000)
+    """Maximum rounds of generation in a step. The first has promptsPerStep prompts, and each further one about as many
+    as are needed to replace the groups without a difference. If they do not suffice, such groups fill up the step."""
+
+
+class OverlongPenaltySpec(ApiModel):
+    """DAPO's soft punishment of long responses, which is added to their reward. It grows from 0, at maxResponseTokens -
+    bufferTokens, to -factor at maxResponseTokens."""
+
+    buffer_tokens: int = Field(ge=1, le=1_000_000)
+    """Number of tokens before maxResponseTokens in which the penalty grows."""
+
+    factor: float = Field(default=1.0, gt=0, le=1e6)
+    """Penalty of the longest responses."""
+
+
+StopString = Annotated[
+    str, Text(pattern=r"^[\s\S]+$", expected="the text that ends a response, such as </answer>", max_length=256)
+]
 
 
 class AlgorithmSpec(ApiModel):
@@ -181,8 +206,29 @@ class AlgorithmSpec(ApiModel):
     others continue in the next step, with its weights. 0: every step waits for its longest response. Values above 0
     require maxStaleness: 1."""
 
+    dynamic_sampling: DynamicSamplingSpec | None = Field(default=None, json_schema_extra=immutable())
+    """Replace groups with equal rewards by groups of further prompts (DAPO). Absent: each step has the groups of its
+    promptsPerStep prompts."""
+
+    overlong_penalty: OverlongPenaltySpec | None = Field(default=None, json_schema_extra=immutable())
+    """Reduce the reward of responses that come close to maxResponseTokens (DAPO). Absent: no penalty."""
+
     temperature: float = Field(default=1.0, ge=0.01, le=10, json_schema_extra=immutable())
     """Sampling temperature of rollouts. The loss uses the same temperature."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1, json_schema_extra=immutable())
+    """Sample from the most probable tokens whose probabilities add up to topP. 1: from all tokens. The loss uses the
+    probabilities of the whole distribution."""
+
+    top_k: int = Field(default=0, ge=0, le=1_000_000, json_schema_extra=immutable())
+    """Sample from the topK most probable tokens. 0: from all tokens."""
+
+    min_p: float = Field(default=0.0, ge=0, lt=1, json_schema_extra=immutable())
+    """Sample from the tokens with at least minP times the probability of the most probable one. 0: from all tokens."""
+
+    stop: list[StopString] = Field(default=[], max_length=16, json_schema_extra=immutable())
+    """Strings that end a response. The response contains the string, and the policy learns to write it. A string may
+    be the text of a special token."""
 
     max_prompt_tokens: int = Field(default=512, ge=1, le=1_000_000, json_schema_extra=only_raised())
     """Maximum tokens of a prompt. task.overlongPrompts states what happens to longer ones. It can be raised after the
@@ -258,5 +304,42 @@ class AlgorithmSpec(ApiModel):
             field="partialRolloutPrompts",
             message="requires responses of different lengths, but with ignoreEndOfSequence every response has "
             "maxResponseTokens: write 0, or ignoreEndOfSequence: false",
+        ),
+        Rule(
+            cel="!has(self.dynamicSampling) || self.partialRolloutPrompts == 0",
+            holds=lambda algorithm: algorithm.dynamic_sampling is None or algorithm.partial_rollout_prompts == 0,
+            field="dynamicSampling",
+            message="requires partialRolloutPrompts: 0, because both decide which prompts a step learns from: remove "
+            "one of them",
+        ),
+        Rule(
+            cel="!has(self.overlongPenalty) || self.overlongPenalty.bufferTokens <= self.maxResponseTokens",
+            holds=lambda algorithm: (
+                algorithm.overlong_penalty is None
+                or algorithm.overlong_penalty.buffer_tokens <= algorithm.max_response_tokens
+            ),
+            field="overlongPenalty.bufferTokens",
+            message="must be at most maxResponseTokens: the penalty begins at maxResponseTokens - bufferTokens",
+        ),
+        Rule(
+            cel="self.topK != 1",
+            holds=lambda algorithm: algorithm.top_k != 1,
+            field="topK",
+            message="must be 0 (all tokens) or at least 2: with one token to choose from, all responses to a prompt "
+            "are equal, and the policy learns nothing",
+        ),
+        Rule(
+            cel="self.stop.size() == 0 || !self.ignoreEndOfSequence",
+            holds=lambda algorithm: not algorithm.stop or not algorithm.ignore_end_of_sequence,
+            field="stop",
+            message="contradicts ignoreEndOfSequence, with which every response has maxResponseTokens: remove one of "
+            "them",
+        ),
+        Rule(
+            cel="self.stop.size() == 0 || self.partialRolloutPrompts == 0",
+            holds=lambda algorithm: not algorithm.stop or algorithm.partial_rollout_prompts == 0,
+            field="stop",
+            message="requires partialRolloutPrompts: 0, because a string is not found if the response was interrupted "
+            "within it: remove one of them",
         ),
     )

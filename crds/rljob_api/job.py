@@ -93,7 +93,8 @@ class RLJobSpec(ApiModel):
 
     algorithm: AlgorithmSpec = Field(
         json_schema_extra=immutable_presence(
-            *("loss", "advantage", "clipLow", "clipHigh", "dualClip", "scaleAdvantages", "lossAggregation")
+            *("loss", "advantage", "clipLow", "clipHigh", "dualClip", "scaleAdvantages", "lossAggregation"),
+            *("dynamicSampling", "overlongPenalty"),
         )
     )
     """The training algorithm and its hyperparameters."""

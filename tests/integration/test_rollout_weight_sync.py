@@ -180,6 +180,78 @@ def test_generation_repeats_with_its_seeds_and_ends_as_asked(start_engine: Any) 
     assert all(len(c.token_ids) == 12 and not c.finished for c in generate(engine))
 
 
+@pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
+def test_a_truncated_distribution_keeps_the_probabilities_of_the_whole_one(
+    start_engine: Any, temperature: float
+) -> None:
+    """The policy does not truncate: else the importance weights would be smaller by the mass that was cut off."""
+    uri = "random://qwen3?initializerRange=0.3"
+    engine, policy = start_engine(uri, temperature=temperature)
+    sync(policy, engine, 1)
+    whole = generate(engine)
+    engine, policy = start_engine(uri, temperature=temperature, top_k=3, top_p=0.9, min_p=0.05)
+    sync(policy, engine, 1)
+    completions = generate(engine)
+    assert largest_difference(policy, PROMPTS, completions, temperature) <= TOLERANCE
+    assert mean_logprob(completions) > mean_logprob(whole) + 0.2, "the test needs tokens that are never sampled"
+    assert completions == generate(engine)
+    first = [completion.token_ids[0] for completion in completions[:GROUP_SIZE]]
+    assert len(set(first)) <= 3
+
+
+def test_an_engine_in_16_bits_computes_its_logits_in_float32(start_engine: Any) -> None:
+    """All layers are the identity, so that only the output projection can differ."""
+    engine, policy = start_engine("random://qwen3?tied=false", dtype="bfloat16", temperature=1.0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            parameter.mul_(0.0 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
+        policy.lm_head.weight.mul_(100)
+    policy.to(torch.bfloat16)
+    sync(policy, engine, 1)
+    differences, largest = [], 0.0
+    for index, completion in enumerate(generate(engine)):
+        prompt, response = PROMPTS[index // GROUP_SIZE], list(completion.token_ids)
+        with torch.no_grad():
+            hidden = policy.base_model(torch.tensor([prompt + response])).last_hidden_state[0, len(prompt) - 1 : -1]
+            logits = hidden.float() @ policy.lm_head.weight.float().T
+        largest = max(largest, float(logits.abs().max()))
+        ours = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        differences.append((ours - torch.tensor(completion.logprobs)).abs())
+    assert largest > 8, "the test needs logits that 16 bits round by 1/64"
+    assert float(torch.cat(differences).mean()) < 1 / 256
+
+
+def mean_logprob(completions: list[Completion]) -> float:
+    values = [logprob for completion in completions for logprob in completion.logprobs]
+    return sum(values) / len(values)
+
+
+def test_a_response_ends_with_its_stop_string(start_engine: Any) -> None:
+    """Its tokens, text and log-probabilities include the string; a special token is found by its text."""
+    engine, policy = start_engine("random://qwen3", temperature=1.0)
+    sync(policy, engine, 1)
+    whole = generate(engine)
+    texts = [completion.text for completion in whole if len(completion.text) > 3]
+    stop = (texts[0][2:4], texts[1][1], "<bos>")
+    engine, policy = start_engine("random://qwen3", temperature=1.0, stop=stop)
+    assert not ray.get(engine.uses_fast_logprobs.remote())
+    sync(policy, engine, 1)
+    stopped = generate(engine)
+    assert largest_difference(policy, PROMPTS, stopped, 1.0) <= TOLERANCE
+    ended, bos = 0, 1
+    for before, after in zip(whole, stopped, strict=True):
+        count = len(after.token_ids)
+        assert list(after.token_ids) == list(before.token_ids)[:count]
+        assert bos not in after.token_ids[:-1]
+        assert not any(string in after.text[:-1] for string in stop)
+        if count < len(before.token_ids):
+            assert after.finished
+            assert after.text.endswith(stop) or after.token_ids[-1] == bos
+            ended += 1
+    assert ended > 1
+    assert any(completion.token_ids[-1] == bos for completion in stopped), "the test needs a special token"
+
+
 def groups(*places: int) -> WholeGroups:
     return WholeGroups(places, [PROMPTS[n] for n in places], GROUP_SIZE, [SEEDS[n] for n in places])
 

@@ -12,9 +12,8 @@ from rljob_api.exit_codes import ExitCode
 from rljob_api.job import RLJobSpec
 from rljob_api.manifest import ManifestError, load_manifest
 from rljob_client.errors import BadInput, OutputUnavailable, RunError
-from rljob_client.fetch_command import require_free
 from rljob_client.model_files import BEST_MODEL, model_of_step
-from rljob_client.run_directory.durable_files import writing
+from rljob_client.run_directory.durable_files import require_free, writing
 from rljob_client.run_directory.ledger import read_ledger
 from rljob_client.run_directory.records import attempt_records
 from rljob_memory.budget import setup_of_facts

@@ -120,6 +120,13 @@ class RolloutBatch:
     left: list[PartialGroup] = field(default_factory=list)
     """Groups that the step has left for the next one, in the order of their positions."""
 
+    prompts_drawn: int = 0
+    """Position, in the sequence of all prompts of the job, of the first prompt that a later step can have. 0: steps
+    have equal numbers of prompts."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the generation and of the rewards, by name."""
+
     def __len__(self) -> int:
         return len(self.response_ids)
 
@@ -192,6 +199,9 @@ class RolloutBatch:
             reward_parts=np.asarray(list(self.reward_parts.values()), np.float32),
             reward_errors=self.reward_errors,
             weights_version=-1 if self.weights_version is None else self.weights_version,
+            prompts_drawn=self.prompts_drawn,
+            metric_names=np.asarray(list(self.metrics), np.str_),
+            metric_values=np.asarray(list(self.metrics.values()), np.float64),
             token_versions=_flat(self.token_versions, np.int32),
             **_saved_groups(self.left),
         )
@@ -222,6 +232,8 @@ class RolloutBatch:
                 if len(saved["token_versions"])
                 else [],
                 left=_loaded_groups(saved),
+                prompts_drawn=int(saved["prompts_drawn"]),
+                metrics=dict(zip(saved["metric_names"].tolist(), saved["metric_values"].tolist(), strict=True)),
             )
 
 

@@ -76,3 +76,11 @@ def _explain(error: OSError, path: Path, needed_bytes: int | None) -> str:
         return disk_full_message(path, needed_bytes)
     cause = error.strerror or str(error)
     return f"{path} could not be written: {cause}. Make it writable for this user, or give another --output."
+
+
+def require_free(directory: Path) -> None:
+    """Raise OutputUnavailable unless `directory` does not exist or is empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise OutputUnavailable(
+            f"expected no directory {directory}, or an empty one, found files; give another --output"
+        )

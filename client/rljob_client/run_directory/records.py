@@ -159,6 +159,10 @@ class StepRecord(_Record):
     metrics: dict[str, float] = {}
     """Metrics of the update: see `UpdateResult`."""
 
+    prompts_drawn: int = Field(default=0, ge=0)
+    """With dynamic sampling: prompts of the job that this and all earlier steps have generated responses to, and will
+    not use again. The next step begins with the one after them."""
+
     memory_bytes: dict[str, dict[str, int]] = {}
     """Peak memory by actor (`policy-0`) and phase."""
 

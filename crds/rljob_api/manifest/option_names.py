@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import re
 
-_NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
-_NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
+_NO_PENALTIES = "not supported: the policy would have other probabilities than the engine"
 _TRACKING = "spec.tracking (a list, as [{name: wandb}])"
 _NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
-_NO_DYNAMIC_SAMPLING = "dynamic sampling of prompts is not supported yet"
 _NOT_NEEDED = "not needed: remove it"
 _BATCH = "not needed: spec.memory.microBatchTokens is the size of a micro-batch in tokens, Auto by default"
 _KV_SHARE = "spec.memory.kvCache (an amount such as 8Gi, not a share; Auto by default)"
@@ -86,10 +84,18 @@ OPTION_NAMES: dict[str, str] = {
     "spec.algorithm.importanceSampling.mode": "vllm_importance_sampling_correction use_tis",
     "spec.algorithm.importanceSampling.cap": "vllm_importance_sampling_cap tis_imp_ratio_cap rollout_is_threshold",
     "spec.algorithm.maskTruncated": "mask_truncated_completions overlong_filtering",
-    "not supported: subtract a penalty for long responses in the reward function": "overlong_buffer",
+    "spec.algorithm.overlongPenalty (as overlongPenalty: {bufferTokens: 512})": (
+        "overlong_buffer overlong_reward_shaping soft_overlong_punishment get_soft_overlong_punishment"
+    ),
+    "spec.algorithm.overlongPenalty.bufferTokens": (
+        "overlong_buffer_len overlong_buffer.len soft_punish_cache overlong_penalty.buffer_length"
+    ),
+    "spec.algorithm.overlongPenalty.factor": "overlong_penalty_factor overlong_buffer.penalty_factor",
     "not supported; importanceSampling.mode: Mask drops single tokens": "off_policy_mask_threshold",
     "not supported: all tokens of a response are trained": "top_entropy_quantile",
-    _NO_DYNAMIC_SAMPLING: "filter_groups dynamic_filtering dynamic_sampling",
+    "spec.algorithm.dynamicSampling (as dynamicSampling: {})": "filter_groups dynamic_filtering",
+    "spec.algorithm.dynamicSampling.maxRounds": "max_num_gen_batches max_sample_batches",
+    "not needed: dynamicSampling compares rewards without the penalty for long responses": "filter_groups.metric",
     _NO_CRITIC: "gamma lam lambd critic critic_learning_rate reward_model reward_pretrain remote_rm_url",
     "spec.algorithm.maxStaleness": "max_async_level max_off_policy_steps staleness_threshold",
     "spec.algorithm.maxStaleness (1, with topology: Disaggregated)": "async_train",
@@ -105,10 +111,10 @@ OPTION_NAMES: dict[str, str] = {
     "spec.task.overlongPrompts (Skip)": "filter_overlong_prompts",
     "spec.task.overlongPrompts (prompts are never truncated)": "truncation",
     "spec.algorithm.ignoreEndOfSequence": "ignore_eos",
-    _NO_SAMPLING: (
-        "top_k min_p repetition_penalty presence_penalty frequency_penalty generation_kwargs sampling_params"
-    ),
-    _NO_STOP: "stop stop_strings stop_sequences stop_token_ids",
+    "spec.algorithm.temperature (and topP, topK, minP, stop)": "generation_kwargs sampling_params",
+    _NO_PENALTIES: "repetition_penalty presence_penalty frequency_penalty",
+    "spec.algorithm.stop (a list of strings)": "stop_strings stop_sequences",
+    "spec.algorithm.stop (the text of the token)": "stop_token_ids",
     "multi-turn rollouts and tools are not supported yet": "multi_turn tools",
     "spec.model.uri": (
         "model_name_or_path model_name model_path base_model pretrain checkpoint_path model.name model.path "
@@ -295,6 +301,7 @@ OPTION_VALUES: dict[str, dict[str, str]] = {
         "sequencetruncate": "write Truncate, with level: Sequence",
         "sequencemask": "write Mask, with level: Sequence",
     },
+    "spec.algorithm.topK": {"1": "0"},
     "spec.model.dtype": {
         "bf16": "bfloat16",
         "torch.bfloat16": "bfloat16",

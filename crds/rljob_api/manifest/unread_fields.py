@@ -40,6 +40,8 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("algorithm.scaleAdvantages algorithm.lossAggregation algorithm.importanceSampling.mode", "", _IN_FILE),
     ("algorithm.importanceSampling.cap algorithm.maxStaleness algorithm.partialRolloutPrompts", "", _IN_FILE),
     ("algorithm.temperature algorithm.maxPromptTokens algorithm.maxResponseTokens", "", _IN_FILE),
+    ("algorithm.dynamicSampling.maxRounds algorithm.overlongPenalty.bufferTokens", "", _IN_FILE),
+    ("algorithm.overlongPenalty.factor algorithm.topP algorithm.topK algorithm.minP algorithm.stop", "", _IN_FILE),
     ("algorithm.ignoreEndOfSequence policy.lora policy.optimizer.moments", "", _IN_FILE),
     ("evaluation.heldOut evaluation.args evaluation.task evaluation.prompts evaluation.everySteps", "", _IN_FILE),
     ("evaluation.atStart evaluation.atEnd evaluation.samplesPerPrompt evaluation.temperature", "", _IN_FILE),

@@ -236,6 +236,9 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     yield replace(line("engine's context", CONTEXT_BYTES, awake, "CUDA context and workspaces"), is_in_torch=False)
     graphs = _AWAKE_ENGINE_BYTES + _AWAKE_ENGINE_HIDDEN_UNIT_BYTES * model.hidden
     yield line("CUDA graphs and prefill", graphs, awake, "vLLM")
+    if computes_logits_in_float32(work, model):
+        logits = float32_logits_bytes(model.vocabulary, work.sequences_per_engine) // 2
+        yield line("engine's logits", logits, awake, "float32 in place of 16 bits")
     if asleep:
         kept = line("sleeping engine", _SLEEPING_ENGINE_BYTES, asleep, f"rolloutSleep {plan.rollout_sleep}")
         yield replace(kept, is_in_torch=False)
@@ -248,6 +251,16 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     yield line("loaded buckets", loaded, frozenset({"sync"}), "vLLM's load_weights")
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
+
+
+def computes_logits_in_float32(work: Workload, model: ModelShape) -> bool:
+    """True if the engine's logits have more bits than its weights."""
+    return model.bytes_per_parameter < _FLOAT32_BYTES and not work.quantized_weights
+
+
+def float32_head_bytes(model: ModelShape) -> int:
+    """The output projection in float32: the head's gradient, and on a CPU a copy of a head in 16 bits."""
+    return _FLOAT32_BYTES * model.vocabulary * model.hidden
 
 
 def _bucket_bytes(model: ModelShape, plan: MemoryPlan) -> int:
@@ -277,7 +290,7 @@ def backward_buffers(work: Workload, model: ModelShape) -> dict[str, int]:
     the input of its reduction, the weights that FSDP2 has gathered at a time (embedding, output projection and two
     layers), and the gradients of a layer that are being reduced.
     """
-    head = _FLOAT32_BYTES * model.vocabulary * model.hidden
+    head = float32_head_bytes(model)
     buffers = {}
     if not model.adapter_parameters:
         buffers["gradient of the head"] = head + model.largest_parameter_bytes

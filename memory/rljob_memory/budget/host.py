@@ -15,9 +15,11 @@ from rljob_memory.budget.gpu import (
     PolicyState,
     activation_bytes_per_token,
     backward_buffers,
+    computes_logits_in_float32,
     engine_weight_bytes,
     filled_chunk_tokens,
     filled_tokens,
+    float32_head_bytes,
     logits_bytes,
     offloads_reference,
 )
@@ -230,6 +232,8 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     if device == "cpu":
         yield line("engine's weights", _CPU_ENGINE_COPIES * weights, ALWAYS, "as received, and packed")
         yield line("KV cache", plan.kv_cache_bytes, ALWAYS, "memory.kvCache")
+        if computes_logits_in_float32(work, model):
+            yield line("engine's head", float32_head_bytes(model), frozenset({"rollout"}), "copied to float32")
     elif plan.rollout_sleep_level == 1:
         pinned = _PINNED_ENGINE_WEIGHTS * weights
         yield line("weights of the sleeping engine", pinned, _TRAINING, "rolloutSleep: Level1")
@@ -242,7 +246,8 @@ def _process_bytes(device: DeviceKind, role: Role, *, in_group: bool) -> int:
 def _activation_bytes(work: Workload, model: ModelShape, plan: MemoryPlan) -> int:
     each = activation_bytes_per_token(model, checkpointing=plan.activation_checkpointing, compiled=False)
     chunk = min(filled_chunk_tokens(work, plan), work.sequences_per_update * work.max_response_tokens)
-    return filled_tokens(work, plan) * each + logits_bytes(model, chunk, compiled=False)
+    head = float32_head_bytes(model) if model.bytes_per_parameter < 4 else 0
+    return filled_tokens(work, plan) * each + logits_bytes(model, chunk, compiled=False) + head
 
 
 def loading_bytes(model: ModelShape, device: DeviceKind) -> int:

@@ -44,7 +44,7 @@ def test_values_and_gradients_are_those_of_the_whole_logits(chunk_tokens: int, u
     torch.testing.assert_close(weight.grad, expected_weight.grad)
 
 
-def test_bfloat16_inputs_get_a_float32_softmax_and_bfloat16_gradients() -> None:
+def test_bfloat16_inputs_get_float32_logits_and_bfloat16_gradients() -> None:
     hidden, weight, targets = inputs(torch.bfloat16)
     logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk_tokens=4)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -56,7 +56,7 @@ def test_bfloat16_inputs_get_a_float32_softmax_and_bfloat16_gradients() -> None:
     exact_hidden, exact_weight = hidden.detach().float().requires_grad_(), weight.detach().float().requires_grad_()
     exact = whole_logprobs(exact_hidden, exact_weight, targets, 1.0)[0]
     exact.sum().backward()
-    torch.testing.assert_close(logprobs, exact, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(logprobs, exact)  # not rounded to 16 bits before the softmax
     torch.testing.assert_close(weight.grad.float(), exact_weight.grad, atol=0.1, rtol=0.05)
 
 

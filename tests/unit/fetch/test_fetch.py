@@ -16,9 +16,9 @@ from rljob_client.fetch_command import (
     extract,
     image_of,
     reader_pod,
-    require_free,
     start_obstacle,
 )
+from rljob_client.run_directory.durable_files import require_free
 from tests.unit.operator.objects.builders import job, objects, pod_of
 from tests.unit.operator.objects.pod_security import restricted_violations
 

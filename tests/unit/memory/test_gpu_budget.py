@@ -126,7 +126,11 @@ def test_an_engine_that_sleeps_leaves_weights_and_kv_cache_to_the_update() -> No
     awake, asleep = (engine(WORK, "update", rollout_sleep=level) for level in ("Disabled", "Level2"))
     assert awake == engine(WORK, "rollout")
     graphs = int(0.6 * GIB) + 590_000 * 8
-    assert awake - asleep == 2000 + memory_plan().kv_cache_bytes + graphs - GIB // 2
+    logits = 2 * 50 * 8  # of 8 sequences, in float32 in place of 16 bits
+    assert awake - asleep == 2000 + memory_plan().kv_cache_bytes + graphs + logits - GIB // 2
+    quantized = replace(WORK, quantized_weights=True)
+    in_8_bits = engine(quantized, "rollout") - engine_weight_bytes(quantized, MODEL)
+    assert engine(WORK, "rollout") - 2000 - in_8_bits == logits, "an engine in 8 bits has logits in 16 bits"
     assert engine(WORK, "sync") == asleep + 2000 + 2 * 2000 + GIB // 4, "it has its weights and what it loads"
 
 

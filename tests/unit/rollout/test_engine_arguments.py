@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ def arguments(**settings: Any) -> dict[str, Any]:
 )
 def test_sleep_mode_is_on_only_if_the_engine_sleeps(device: str, level: int, sleeps: bool) -> None:
     assert arguments(device=device, sleep_level=level)["enable_sleep_mode"] is sleeps
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(truncation: dict[str, Any]) -> None:
+    """Those of vLLM are without temperature, or with temperature and truncation."""
+    whole, cut = arguments(temperature=0.5), arguments(temperature=0.5, **truncation)
+    assert (whole["logprobs_mode"], cut["logprobs_mode"]) == ("processed_logprobs", "raw_logprobs")
+    defaults: dict[str, Any] = dict.fromkeys(("max_model_len", "max_num_seqs", "kv_cache_bytes"), 1)
+    config = RolloutConfig(Path("model"), "cpu", "float32", max_response_tokens=1, temperature=0.5, **defaults)
+    assert (config.logit_scale, replace(config, **truncation).logit_scale) == (1.0, 2.0)
+
+
+def test_logits_are_in_float32_unless_the_weights_have_8_bits() -> None:
+    assert arguments(dtype="bfloat16")["hf_overrides"] == {"head_dtype": "float32"}
+    assert arguments(quantization="fp8_per_tensor")["hf_overrides"] == {"head_dtype": "model"}
 
 
 def test_an_engine_has_random_weights_and_the_logprobs_of_its_policy() -> None:

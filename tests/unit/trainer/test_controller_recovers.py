@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.algorithm import AlgorithmSpec, DynamicSamplingSpec, OverlongPenaltySpec
 from rljob_api.checkpoint import CheckpointSpec
 from rljob_api.evaluation import EvaluationSpec
 from rljob_api.job import RLJobSpec
@@ -98,6 +98,11 @@ def echo(_record: dict[str, Any], completion: Completion) -> float:
     return sum(completion.token_ids) / 1024
 
 
+def parity(_record: dict[str, Any], completion: Completion) -> float:
+    """Equal for half of the groups of two."""
+    return float(completion.token_ids[0] % 2)
+
+
 class Listener(RunListener):
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -129,6 +134,17 @@ class Measured(SimulatedRoles):
         metrics = {"logprob_diff_mean": 0.02, "tokens": 4.0}
         metrics |= self._metrics if batch.step in self._steps else {}
         return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
+
+
+class RecordedBatches(SimulatedRoles):
+    def __init__(self, failures: dict[str, str]) -> None:
+        super().__init__(failures)
+        self.seen: list[RolloutBatch] = []
+        """The batches of all updates."""
+
+    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        self.seen.append(batch)
+        return super().update(batch)
 
 
 class LeakingRoles(SimulatedRoles):
@@ -195,6 +211,8 @@ class ResumedJob:
     mode: str = "Auto"
     staleness: Literal[0, 1] = 0
     partial: int = 0
+    max_rounds: int = 0
+    """Rounds of dynamic sampling; 0: none."""
     every_steps: int = 2
     """Between checkpoints."""
     reward: Callable[[dict[str, Any], Completion], float] = echo
@@ -269,6 +287,7 @@ class ResumedJob:
                 group_size=2,
                 max_staleness=self.staleness,
                 partial_rollout_prompts=self.partial,
+                dynamic_sampling=DynamicSamplingSpec(max_rounds=self.max_rounds) if self.max_rounds else None,
             ),
             task=TaskSpec.model_construct(name="digits", on_reward_error="Zero"),
             recovery=RecoverySpec(max_steps_without_learning=0),
@@ -313,10 +332,16 @@ def undisturbed(directory: Path, **settings: Any) -> ResumedJob:
     return job
 
 
-@pytest.fixture(scope="module", params=[(0, 0), (1, 0), (1, 1)], ids=["fresh", "stale", "partial"])
+DYNAMIC: dict[str, Any] = {"max_rounds": 3, "reward": parity}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"staleness": 1}, {"staleness": 1, "partial": 1}, DYNAMIC, DYNAMIC | {"staleness": 1}],
+    ids=["fresh", "stale", "partial", "dynamic", "stale-dynamic"],
+)
 def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ResumedJob:
-    staleness, partial = request.param
-    return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", staleness=staleness, partial=partial)
+    return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", **request.param)
 
 
 HOW = st.sampled_from([WHOLE, HALFWAY])
@@ -328,7 +353,7 @@ def test_out_of_memory_failures_do_not_change_the_result(
     failures: dict[int, str], ranks: int, without_failure: ResumedJob
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = ResumedJob(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
+        job = replace(without_failure, directory=Path(directory))
         _, listener, _ = job.attempt(SimulatedRoles(dict(failures), ranks))
         assert job.rewards == without_failure.rewards
         assert job.model == without_failure.model
@@ -344,7 +369,7 @@ def test_a_job_with_lost_processes_resumes_in_the_next_attempt(
     failures: dict[int, str], without_failure: ResumedJob
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        job = ResumedJob(Path(directory), staleness=without_failure.staleness, partial=without_failure.partial)
+        job = replace(without_failure, directory=Path(directory))
         for _ in range(10):
             try:
                 job.attempt(SimulatedRoles(failures))
@@ -403,29 +428,60 @@ def test_stale_rollouts_are_repeated_with_the_weights_of_their_step(tmp_path: Pa
 
 def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
     """The journal has each span of a response with the version of the weights that generated it."""
-    seen: list[RolloutBatch] = []
-
-    class RecordedBatches(SimulatedRoles):
-        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-            seen.append(batch)
-            return super().update(batch)
-
     job = ResumedJob(tmp_path, staleness=1, partial=1)
-    job.attempt(RecordedBatches({}))
+    job.attempt(roles := RecordedBatches({}))
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         counted = [step.metrics["continued_responses"] for step in ledger.steps]
     assert sum(counted) > 0
-    assert counted == [len(batch.continued) for batch in seen]
-    for batch, after in itertools.pairwise(seen):
+    assert counted == [len(batch.continued) for batch in roles.seen]
+    for batch, after in itertools.pairwise(roles.seen):
         [left] = batch.left
         begun = [(list(r.token_ids), list(r.weights_versions)) for r in left.responses if r.token_ids]
         ended = list(zip(map(list, after.response_ids), map(list, after.token_versions), strict=True))
         for ids, versions in begun:
             assert any(e[: len(ids)] == ids and v[: len(ids)] == versions for e, v in ended)
-    for batch in seen:
+    for batch in roles.seen:
         allowed = {batch.weights_version, max((batch.weights_version or 0) - 1, 0)}
         assert {int(version) for versions in batch.token_versions for version in versions} <= allowed
-    assert seen[-1].left == [], "the last step leaves nothing"
+    assert roles.seen[-1].left == [], "the last step leaves nothing"
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_takes_groups_whose_rewards_differ(tmp_path: Path, staleness: Literal[0, 1]) -> None:
+    """Each prompt of the sequence is taken or dropped once, and a warning names the steps that lack groups."""
+    job = ResumedJob(tmp_path, staleness=staleness, reward=parity, max_rounds=3)
+    _, _, printed = job.attempt(roles := RecordedBatches({}))
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        steps = ledger.steps
+    drawn = 0
+    for step, batch in zip(steps, roles.seen, strict=True):
+        positions = [2 * (int(ids[0]) - 1) + int(ids[1]) for ids in batch.prompt_ids]
+        assert drawn <= positions[0] < positions[1] < batch.prompts_drawn == step.prompts_drawn
+        equal = [rewards[0] == rewards[1] for rewards in batch.rewards.reshape(-1, 2)]
+        assert step.metrics["missing_groups"] == sum(equal) == 2 * step.metrics["uniform_groups"]
+        drawn = step.prompts_drawn
+    assert sum(step.metrics["dropped_groups"] for step in steps) == drawn - 2 * STEPS > 0
+    lacking = [step.step for step in steps if step.metrics["missing_groups"]]
+    assert len(lacking) < STEPS
+    assert f"step {lacking[0]}: " in printed
+
+
+def test_a_penalty_for_long_responses_is_part_of_the_reward(tmp_path: Path) -> None:
+    class Penalized(ResumedJob):
+        def _spec(self) -> RLJobSpec:
+            spec = super()._spec()
+            penalty = OverlongPenaltySpec(buffer_tokens=4, factor=0.5)
+            algorithm = spec.algorithm.model_copy(update={"overlong_penalty": penalty, "max_response_tokens": 6})
+            return spec.model_copy(update={"algorithm": algorithm})
+
+    plain, penalized = ResumedJob(tmp_path / "plain", steps=1), Penalized(tmp_path / "penalized", steps=1)
+    for job in (plain, penalized):
+        job.directory.mkdir()
+        job.attempt(SimulatedRoles({}))
+    [(_, before)], [(_, after)] = plain.rewards, penalized.rewards
+    assert after == pytest.approx(before - 0.25), "responses of 4 tokens are in the middle of the buffer"
+    with Ledger(penalized.directory / "ledger.jsonl") as ledger:
+        assert ledger.steps[0].metrics["overlong_penalty"] == -0.25
 
 
 ALL = list(range(1, STEPS + 1))
@@ -475,7 +531,7 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
 
 def test_a_checkpoint_ahead_of_the_ledger_is_not_used(tmp_path: Path, without_failure: ResumedJob) -> None:
     """The last line of the ledger is lost, which the checkpoint of step 6 covers; that of step 4 is loaded."""
-    job = ResumedJob(tmp_path, staleness=without_failure.staleness, partial=without_failure.partial)
+    job = replace(without_failure, directory=tmp_path)
     job.attempt(SimulatedRoles({}))
     path = tmp_path / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)

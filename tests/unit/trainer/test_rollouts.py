@@ -172,7 +172,8 @@ def test_a_saved_batch_loads_unchanged(
     answered = data.draw(completions(prompts * group_size, partial))
     left = [PartialGroup(11, data.draw(completions(group_size, partial))), unstarted(12, group_size)] if partial else []
     rewards = np.linspace(-1, 1, len(answered), dtype=np.float32)
-    batch = replace(RolloutBatch.of(7, group_size, asked, answered).scored(rewards, -rewards), left=left)
+    batch = RolloutBatch.of(7, group_size, asked, answered).scored(rewards, -rewards)
+    batch = replace(batch, left=left, prompts_drawn=31, metrics={"sampling_rounds": 2.0} if partial else {})
     assert batch.prompt_tokens == sum(len(p.token_ids) for p in asked) * group_size
     assert batch.response_tokens == sum(len(c.token_ids) for c in answered)
     by_version = [sorted(map(list(c.weights_versions).count, set(c.weights_versions))) for c in answered]
@@ -189,6 +190,7 @@ def test_a_saved_batch_loads_unchanged(
             np.testing.assert_array_equal(one, other)
     for name in ("finished", "rewards", "advantages"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(loaded, name))
+    assert (loaded.prompts_drawn, loaded.metrics) == (31, batch.metrics)
     assert (loaded.continued, positions(loaded.left)) == (batch.continued, positions(left))
     for group, same in zip(left, loaded.left, strict=True):
         assert list(map(contents, group.responses)) == list(map(contents, same.responses))

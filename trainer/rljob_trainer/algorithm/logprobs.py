@@ -122,7 +122,7 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
 def _float32_matmul(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(left, right).float()
+    return torch.mm(left.float(), right.float())
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:

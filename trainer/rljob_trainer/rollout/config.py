@@ -38,6 +38,15 @@ class RolloutConfig:
 
     temperature: float = 1.0
 
+    top_p: float = 1.0
+
+    top_k: int = 0
+
+    min_p: float = 0.0
+
+    stop: tuple[str, ...] = ()
+    """Strings that end a response."""
+
     ignore_eos: bool = False
     """Every response has `max_response_tokens` tokens."""
 
@@ -54,6 +63,20 @@ class RolloutConfig:
 
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of `vllm.LLM`."""
+
+    @property
+    def truncates(self) -> bool:
+        """True if some tokens are never sampled, although they have a probability."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def logit_scale(self) -> float:
+        """Factor of the logits in the model, instead of the sampler's temperature.
+
+        vLLM returns log-probabilities either of the logits as they are, or after temperature and truncation. The policy
+        divides by the temperature and does not truncate.
+        """
+        return 1 / self.temperature if self.truncates else 1.0
 
 
 # The KV cache is given in bytes: vLLM only requires this fraction of memory to be free when it starts. It is small
@@ -108,6 +131,8 @@ def engine_arguments(config: RolloutConfig, vllm_arguments: Collection[str]) -> 
 def _fixed_arguments(config: RolloutConfig) -> dict[str, Any]:
     return {
         "model": str(config.model_dir),
+        # As in the policy, which does not round logits to 16 bits either. An engine in 8 bits differs by far more.
+        "hf_overrides": {"head_dtype": "model" if config.quantization else "float32"},
         # The first sync sends the weights: reading the checkpoint here would waste time and host memory.
         "load_format": "dummy",
         "dtype": config.dtype,
@@ -118,8 +143,8 @@ def _fixed_arguments(config: RolloutConfig) -> dict[str, Any]:
         "kv_cache_dtype": config.kv_cache_dtype,
         "quantization": config.quantization,
         "enable_sleep_mode": config.device == "cuda" and config.sleep_level > 0,
-        # The policy computes log-probabilities of logits / temperature; vLLM must do the same.
-        "logprobs_mode": "processed_logprobs",
+        # The policy computes log-probabilities of logits / temperature; vLLM must do the same (`logit_scale`).
+        "logprobs_mode": "raw_logprobs" if config.truncates else "processed_logprobs",
     }
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rljob_client.errors import RunError
+from rljob_client.errors import BadInput, RunError
 from rljob_client.model_files import read_config
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
@@ -105,7 +105,10 @@ class RolloutEngine(ABC):
             **arguments,
             weight_transfer_config=WeightTransferConfig(backend=self._weight_transfer_backend()),
         )
-        self._fast_logprobs = install_fast_logprobs(self._llm)
+        if self._config.logit_scale != 1:
+            self._scale_logits(self._config.logit_scale)
+        # vLLM looks for stop strings in the text, which the fast path does not decode.
+        self._fast_logprobs = not self._config.stop and install_fast_logprobs(self._llm)
         self._requests = Requests(self._llm)
 
     @abstractmethod
@@ -216,22 +219,45 @@ class RolloutEngine(ABC):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        # With a truncated distribution, the engine's log-probabilities would differ from the policy's.
-        sampling = sampling or Sampling(self._config.temperature, 1.0, self._config.max_response_tokens)
+        config = self._config
+        given = sampling or Sampling(
+            config.temperature, config.top_p, config.max_response_tokens, config.top_k, config.min_p
+        )
         return SamplingParams(
             n=group_size,
             seed=seed,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=0,
-            max_tokens=max_tokens or sampling.max_tokens,
-            ignore_eos=self._config.ignore_eos,
+            temperature=given.temperature * config.logit_scale,
+            top_p=given.top_p,
+            top_k=given.top_k,
+            min_p=given.min_p,
+            stop=list(config.stop),
+            # A stop string may be the text of a special token.
+            skip_special_tokens=False,
+            max_tokens=max_tokens or given.max_tokens,
+            ignore_eos=config.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
             # Done per token, it would dominate a decoding step; `completions_of` does it once at the end.
-            detokenize=False,
+            detokenize=bool(config.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    def _scale_logits(self, scale: float) -> None:
+        """Multiply the logits by `scale` in the model. Raises `BadInput` if its head is not vLLM's usual one."""
+
+        def scale_head(model: Any) -> int:
+            from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+            heads = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+            for head in heads:
+                head.scale *= scale
+            return len(heads)
+
+        if self._llm.apply_model(scale_head) != [1]:
+            raise BadInput(
+                "algorithm.temperature: expected a model whose logits vLLM can scale, which topP, topK and minP "
+                "require, found another head; write 1.0, or remove topP, topK and minP"
+            )
 
     # --- weight sync: called by `weight_sync` from the policy's process ---
 

@@ -168,6 +168,11 @@ class Sampling:
     max_tokens: int
     """Maximum tokens of a response."""
 
+    top_k: int = 0
+    """0: all tokens."""
+
+    min_p: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class WholeGroups:

@@ -12,7 +12,7 @@ the engines. Roles that a failure has ended are brought to that state before the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import ReadyRecord, RestoreRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithms.advantages import AdvantageFunction, scored
+from rljob_trainer.algorithms.overlong import overlong_penalty
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.phase_clock import PartClock
@@ -40,6 +41,7 @@ from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.between_steps import BetweenSteps
+from rljob_trainer.runtime.dynamic_sampling import groups_with_signal, sample
 from rljob_trainer.runtime.step_health import (
     findings,
     is_power_of_two,
@@ -51,7 +53,7 @@ from rljob_trainer.runtime.step_record import memory_by_phase, step_record
 from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, ResponseLengths, StepRollouts
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.scoring import Scorer
-from rljob_trainer.tasks.step_rewards import step_rewards
+from rljob_trainer.tasks.step_rewards import StepRewards, step_rewards
 from rljob_trainer.tasks.task import Task
 
 Result = TypeVar("Result")
@@ -174,15 +176,34 @@ class Controller:
             self._observe_lengths(journaled)
             return journaled, {}
 
-        def generate() -> GeneratedRollouts:
+        def generate(first: int, count: int) -> GeneratedRollouts:
             begun, self._ahead = self._ahead, None  # after a failure, all of them are generated again
             if begun is None or begun.step != rollout_step or begun.engines_ended != self.roles.engines_ended:
-                begun = self._begin(rollout_step)
+                begun = self._begin(rollout_step, range(first, first + count))
             return begun.finish()
 
-        # While it learns from one step, the policy has other weights than the engines need for the next.
-        policy_at = weights_at if rollout_step == step else None
-        generated = self.do(step, "rollout", clock, generate, policy_at=policy_at, engines_at=weights_at)
+        def generated_round(first: int, count: int) -> GeneratedRollouts:
+            # While it learns from one step, the policy has other weights than the engines need for the next.
+            policy_at = weights_at if rollout_step == step else None
+            work = partial(generate, first, count)
+            return self.do(step, "rollout", clock, work, policy_at=policy_at, engines_at=weights_at)
+
+        def signals(generated: GeneratedRollouts) -> list[bool]:
+            self._phase_began(step, "reward")
+            with clock.part("reward"):
+                return groups_with_signal(self._rewarded(rollout_step, generated)[0])
+
+        algorithm = self.spec.algorithm
+        first, wanted = self._first_position(rollout_step), algorithm.prompts_per_step
+        if (dynamic := algorithm.dynamic_sampling) is None:
+            generated = generated_round(first, wanted)
+        else:
+            generated = sample(first, wanted, dynamic.max_rounds, generated_round, signals)
+        if (missing := generated.metrics.get("missing_groups")) and self._is_due("missing_groups"):
+            self.display.warning(
+                f"step {rollout_step}: {missing:.0f} of {wanted} groups have equal rewards, also after "
+                f"{generated.metrics['sampling_rounds']:.0f} rounds of dynamic sampling"
+            )
         self._phase_began(step, "reward")
         with clock.part("reward"):
             batch = replace(self.score(rollout_step, generated), weights_version=weights_at, left=generated.left)
@@ -190,46 +211,74 @@ class Controller:
         self._observe_lengths(batch)
         return batch, generated.memory
 
+    def _first_position(self, rollout_step: int) -> int:
+        """Position of the first prompt of `rollout_step` in the sequence of all prompts."""
+        before = rollout_step - 1
+        if self.spec.algorithm.dynamic_sampling is None or not before:
+            return before * self.spec.algorithm.prompts_per_step
+        if before <= self.ledger.last_step:
+            return self.ledger.steps[before - 1].prompts_drawn
+        return self.journal.load(before).prompts_drawn
+
     def _begin_ahead(self, rollout_step: int, weights_at: int) -> None:
         """Begin to generate the rollouts of `rollout_step`, if the engines can and the journal has none."""
         if self.roles.engines_at != weights_at or self.journal.find(rollout_step) is not None:
             return
         self.faults.inject(rollout_step, "rollout")
         with self.deadlines.limited("rollout"):
-            self._ahead = self._begin(rollout_step)
+            first = self._first_position(rollout_step)
+            self._ahead = self._begin(rollout_step, range(first, first + self.spec.algorithm.prompts_per_step))
 
-    def _begin(self, rollout_step: int) -> BegunRollouts:
-        """Begin to generate the rollouts of `rollout_step`."""
+    def _begin(self, rollout_step: int, positions: Sequence[int]) -> BegunRollouts:
+        """Begin to generate the rollouts of `rollout_step`, or a round of them. `positions`: those of its prompts,
+        unless partial rollouts decide them."""
         rollouts = StepRollouts(self.spec.algorithm, self.task, self.scorer, self.roles, self._lengths)
+        if not self.spec.algorithm.partial_rollout_prompts:
+            return rollouts.begin(rollout_step, positions)
         # The journal has the step before, unless `rollout_step` is the first step, or the first beyond a completed job.
-        before = self.journal.find(rollout_step - 1) if self.spec.algorithm.partial_rollout_prompts else None
-        return rollouts.begin(rollout_step, () if before is None else before.left)
+        before = self.journal.find(rollout_step - 1)
+        return rollouts.begin_partial(rollout_step, () if before is None else before.left)
 
     def _observe_lengths(self, batch: RolloutBatch) -> None:
         """Remember the lengths of the responses, for the order in which engines take prompts."""
-        if self.spec.algorithm.partial_rollout_prompts:
-            return  # the prompts of a step are those that its engines completed first
+        if self.spec.algorithm.partial_rollout_prompts or self.spec.algorithm.dynamic_sampling:
+            return  # the prompts of a step are those that its engines completed first, or those with different rewards
         items = self.task.items_of_step(batch.step, self.spec.algorithm.prompts_per_step)
         self._lengths.observe(items, [len(response) for response in batch.response_ids], self.spec.algorithm.group_size)
 
     def score(self, step: int, generated: GeneratedRollouts) -> RolloutBatch:
         """The completions with their rewards and advantages."""
+        algorithm, completions = self.spec.algorithm, generated.completions
+        batch, found = self._rewarded(step, generated)
+        if found.failures and self._is_due("reward_errors"):
+            self.display.warning(
+                f"step {step}: {found.failures} of {len(completions)} rewards are 0, since {found.first_failure}"
+            )
+        rewards, metrics = batch.rewards, dict(generated.metrics)
+        if (penalty := algorithm.overlong_penalty) is not None:
+            lengths = [len(completion.token_ids) for completion in completions]
+            penalties = overlong_penalty(lengths, algorithm.max_response_tokens, penalty)
+            rewards, metrics["overlong_penalty"] = rewards + penalties, float(penalties.mean())
+        batch = scored(batch, rewards, self.advantage, algorithm.settings, found.failures)
+        batch = replace(batch, prompts_drawn=generated.prompts_drawn, metrics=metrics)
+        self.listener.step_scored(batch, generated.prompts, completions)
+        return batch
+
+    def _rewarded(self, step: int, generated: GeneratedRollouts) -> tuple[RolloutBatch, StepRewards]:
+        """The completions with the rewards of the task, which it waits for, and without advantages."""
         algorithm, on_error = self.spec.algorithm, self.spec.task.on_reward_error
         prompts, completions = generated.prompts, generated.completions
         results = generated.rewards.results(stop_at_failure=on_error == "Fail")
         found = step_rewards(self.task, prompts, completions, results, on_error)
-        with_failures = sum(record.metrics.get("reward_errors", 0) > 0 for record in self.ledger.steps) + 1
-        if found.failures and is_power_of_two(with_failures):
-            self.display.warning(
-                f"step {step}: {found.failures} of {len(completions)} rewards are 0, since {found.first_failure}"
-            )
         batch = RolloutBatch.of(step, algorithm.group_size, prompts, completions)
         if algorithm.mask_truncated:
             batch = replace(batch, kept=batch.takes_part & batch.finished)
-        rewards = np.asarray(found.rewards, np.float32)
-        batch = scored(batch, rewards, self.advantage, algorithm.settings, found.failures)
-        self.listener.step_scored(batch, prompts, completions)
-        return batch
+        return replace(batch, rewards=np.asarray(found.rewards, np.float32)), found
+
+    def _is_due(self, metric: str) -> bool:
+        """True for the first step with this metric, the second, the fourth, and so on: a warning in each would hide the
+        others."""
+        return is_power_of_two(sum(record.metrics.get(metric, 0) > 0 for record in self.ledger.steps) + 1)
 
     # --- phases, which are retried after a failure ---
 

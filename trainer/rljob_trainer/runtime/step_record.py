@@ -43,6 +43,7 @@ def step_record(
         tokens=batch.prompt_tokens + batch.response_tokens,
         metrics={
             **next(iter(updates.values())).metrics,
+            **batch.metrics,
             "uniform_groups": uniform,
             "reward_errors": batch.reward_errors,
             "masked_responses": int((~batch.takes_part).sum()),
@@ -52,6 +53,7 @@ def step_record(
             "continued_tokens": sum(batch.continued),
             **(asleep if engines_sleep else {}),
         },
+        prompts_drawn=batch.prompts_drawn,
         memory_bytes={
             actor: {
                 phase: sample.peak_reserved_bytes if on_device else sample.peak_rss_bytes

@@ -37,6 +37,10 @@ class GeneratedRollouts:
     """Memory of the engines' processes, by name."""
     left: list[PartialGroup] = field(default_factory=list)
     """Groups that the step leaves for the next one."""
+    prompts_drawn: int = 0
+    """See `RolloutBatch`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,20 @@ class StepRollouts:
     roles: Roles
     lengths: ResponseLengths
 
-    def begin(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
-        """`left_before`: groups that the step before has left."""
-        ended = self.roles.engines_ended
-        partial = self.algorithm.partial_rollout_prompts > 0
-        generation, finish = self._begin_lots(step, left_before) if partial else self._begin_groups(step)
-        return BegunRollouts(step, ended, generation, finish)
+    def begin(self, step: int, positions: Sequence[int]) -> BegunRollouts:
+        """Generate for the prompts at `positions` of the sequence of all prompts."""
+        return BegunRollouts(step, self.roles.engines_ended, *self._begin_groups(step, positions))
 
-    def _begin_groups(self, step: int) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+    def begin_partial(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
+        """Generate until the step's quota of groups is complete. `left_before`: groups that the step before has
+        left."""
+        return BegunRollouts(step, self.roles.engines_ended, *self._begin_lots(step, left_before))
+
+    def _begin_groups(self, step: int, positions: Sequence[int]) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
-        prompts = self.task.prompts(step, self.algorithm.prompts_per_step)
-        seeds = [sampling_seed(self.algorithm.seed, step, place) for place in range(len(prompts))]
+        by_position = self._prompts(positions)
+        prompts = [by_position[position] for position in positions]
+        seeds = [self._seed(position) for position in positions]
         group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
         queue = WorkQueue(self.lengths.expected(prompts), self.roles.settings.rollout.max_num_seqs, group_size)
@@ -104,12 +111,10 @@ class StepRollouts:
                 step, self.algorithm.steps, quota, self.algorithm.partial_rollout_prompts, len(left_before)
             )
         ]
-        prompts = self._prompts([*left_before, *new])
+        prompts = self._prompts([group.position for group in (*left_before, *new)])
 
         def held(group: PartialGroup) -> HeldGroup:
-            of_step, place = divmod(group.position, quota)
-            seed = sampling_seed(self.algorithm.seed, of_step + 1, place)
-            return HeldGroup(group, prompts[group.position].token_ids, seed)
+            return HeldGroup(group, prompts[group.position].token_ids, self._seed(group.position))
 
         groups = [*left_before, *new]
         lots = deal(
@@ -139,13 +144,16 @@ class StepRollouts:
 
         return generation, finish
 
-    def _prompts(self, groups: Sequence[PartialGroup]) -> dict[int, Prompt]:
-        """The prompts of `groups`, by position."""
+    def _prompts(self, positions: Sequence[int]) -> dict[int, Prompt]:
+        """The prompts by position."""
         size = self.algorithm.prompts_per_step
-        of_step = {
-            step: self.task.prompts(step, size) for step in sorted({group.position // size + 1 for group in groups})
-        }
-        return {group.position: of_step[group.position // size + 1][group.position % size] for group in groups}
+        of_step = {step: self.task.prompts(step, size) for step in sorted({place // size + 1 for place in positions})}
+        return {position: of_step[position // size + 1][position % size] for position in positions}
+
+    def _seed(self, position: int) -> int:
+        """The engine's seed for the prompt at `position`."""
+        of_step, place = divmod(position, self.algorithm.prompts_per_step)
+        return sampling_seed(self.algorithm.seed, of_step + 1, place)
 
 
 def new_positions(step: int, steps: int, quota: int, partial: int, left_before: int) -> range:

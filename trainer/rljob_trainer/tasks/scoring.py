@@ -74,10 +74,21 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenRewards:
-    """The rewards of those completions of a step that were added, in another order."""
+class JoinedRewards:
+    """The rewards of several rounds of generation, round after round."""
 
-    of_all: Scoring
+    rounds: Sequence[PendingRewards]
+
+    def results(self, *, stop_at_failure: bool) -> list[Result | None]:
+        """Results as of `Scoring.results`."""
+        return [result for each in self.rounds for result in each.results(stop_at_failure=stop_at_failure)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRewards:
+    """The rewards of some completions, in another order."""
+
+    of_all: Scoring | JoinedRewards
 
     indices: Sequence[int]
     """Index in `of_all` of each completion."""
