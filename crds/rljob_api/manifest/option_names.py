@@ -9,7 +9,7 @@ _NO_EVALUATION = "evaluation during training is not supported yet"
 _NO_SAMPLING = "not supported: responses are sampled from the whole distribution, at algorithm.temperature"
 _NO_STOP = "stop strings are not supported yet; a response ends at the end-of-sequence token or maxResponseTokens"
 _NO_TRACKER = "trackers are not supported yet: read ledger.jsonl in the output directory, or run rljob plot DIR"
-_NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
+_NO_CRITIC = "not supported: there is no critic and no discount"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
 _NO_DYNAMIC_SAMPLING = "dynamic sampling of prompts is not supported yet"
 _NOT_NEEDED = "not needed: remove it"
@@ -92,7 +92,7 @@ OPTION_NAMES: dict[str, str] = {
     "not supported; importanceSampling.mode: Mask drops single tokens": "off_policy_mask_threshold",
     "not supported: all tokens of a response are trained": "top_entropy_quantile",
     _NO_DYNAMIC_SAMPLING: "filter_groups dynamic_filtering dynamic_sampling",
-    _NO_CRITIC: "gamma lam lambd critic critic_learning_rate reward_model reward_pretrain remote_rm_url",
+    _NO_CRITIC: "gamma lam lambd critic critic_learning_rate",
     "spec.algorithm.maxStaleness": "max_async_level max_off_policy_steps staleness_threshold",
     "spec.algorithm.maxStaleness (1, with topology: Disaggregated)": "async_train",
     "spec.algorithm.partialRolloutPrompts": "partial_rollout",
@@ -148,9 +148,12 @@ OPTION_NAMES: dict[str, str] = {
     "spec.task.chatTemplateArgs": "chat_template_kwargs apply_chat_template_kwargs",
     "spec.task.chatTemplateArgs (as {enable_thinking: false})": "enable_thinking",
     "not needed: prompts are drawn in a random order, by spec.algorithm.seed": "shuffle",
-    "spec.task.reward (one function)": "reward_funcs rewards",
+    "spec.task.rewards (as [{function: module:function, weight: 1.0}])": "reward_funcs",
+    "spec.task.rewards (weight of each)": "reward_weights",
+    "spec.task.rewards (as [{name: reward_model, args: {url: ADDRESS, model: NAME}}])": (
+        "reward_model reward_pretrain remote_rm_url"
+    ),
     "spec.task.reward": "reward_function reward_fn custom_reward_function",
-    "not supported: add up the rewards in one function": "reward_weights",
     "spec.task.chatTemplate": "apply_chat_template",
     "spec.task.systemPrompt": "system system_message",
     _NO_EVALUATION: (

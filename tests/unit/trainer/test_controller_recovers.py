@@ -6,10 +6,9 @@ import io
 import itertools
 import math
 import tempfile
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
@@ -45,11 +44,12 @@ from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.stop_request import StopRequest
-from rljob_trainer.tasks.scoring import Reward, ScoringHere
+from rljob_trainer.tasks.rewards import Reward
+from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.task import Task
 from tests.unit.trainer.simulated_roles import (
     DEAD,
@@ -72,9 +72,8 @@ class Echo:
 
     name = "echo"
 
-    @property
-    def reward(self) -> Any:
-        return SimpleNamespace(name="echo")
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self.rewards = rewards
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         return [Prompt(index, [step, index], "") for index in self.items_of_step(step, count)]
@@ -83,8 +82,7 @@ class Echo:
         return list(range(count))
 
 
-def echo(_record: dict[str, Any], completion: Completion) -> float:
-    return sum(completion.token_ids) / 1024
+ECHO = Reward("echo", lambda completion_ids: sum(completion_ids) / 1024, frozenset({"completion_ids"}), label="echo")
 
 
 class Listener(RunListener):
@@ -182,7 +180,7 @@ class ResumedJob:
     partial: int = 0
     every_steps: int = 2
     """Between checkpoints."""
-    reward: Callable[[dict[str, Any], Completion], float] = echo
+    functions: Sequence[Reward] = (ECHO,)
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
 
     def attempt(
@@ -214,8 +212,8 @@ class ResumedJob:
             )
             controller = Controller(
                 spec=self._spec(),
-                task=cast(Task, Echo()),
-                scorer=ScoringHere(cast(Reward, self.reward)),
+                task=cast(Task, Echo(self.functions)),
+                scorer=ScoringHere(self.functions),
                 advantage=relative_to_group,
                 roles=cast(Any, roles),
                 ledger=ledger,

@@ -217,7 +217,11 @@ class Controller:
             self.display.warning(
                 f"step {step}: {found.failures} of {len(completions)} rewards are 0, since {found.first_failure}"
             )
-        batch = RolloutBatch.of(step, algorithm.group_size, prompts, completions)
+        batch = replace(
+            RolloutBatch.of(step, algorithm.group_size, prompts, completions),
+            reward_parts={name: np.asarray(part, np.float32) for name, part in found.parts.items()},
+            kept=np.asarray(found.kept, np.bool_),
+        )
         if algorithm.mask_truncated:
             batch = replace(batch, kept=batch.takes_part & batch.finished)
         rewards = np.asarray(found.rewards, np.float32)

@@ -106,12 +106,13 @@ def read_inputs(
     keep_inputs(spec, digests, directory, last_step, display.warning)
     scorer: Scorer
     if not source.may_hang:
-        scorer = ScoringHere(task.reward)
+        scorer = ScoringHere(task.rewards)
     else:
-        # Its first process loads the reward function while the prompts are checked.
+        # Its first process loads the reward functions while the prompts are checked.
         timeout, log_file = spec.task.reward_timeout_seconds, directory.logs / "rewards.log"
         workers = visible_cores() - 1
-        scorer = stack.enter_context(RewardPool(source, workers=workers, timeout_seconds=timeout, log=log_file))
+        pool = RewardPool(source, task.rewards, workers=workers, timeout_seconds=timeout, log=log_file)
+        scorer = stack.enter_context(pool)
     prompts = checked_prompts(spec, task, display, may_skip=last_step == 0)
     for text in try_out(prompts.task, scorer, spec.task):
         display.warning(text)
@@ -234,10 +235,9 @@ def _syntax_digest(source: bytes) -> str:
 
 
 def _reward_code(source: RewardSource) -> dict[str, bytes]:
-    """The module of the reward function, and the other imported modules of the task's directory, by file."""
-    if not source.spec.reward:
+    """The modules of the reward functions, and the other imported modules of the task's directory, by file."""
+    if not source.modules:
         return {}
-    own_module = source.spec.reward.partition(":")[0]
     directory = source.manifest_directory.resolve()
     code = {}
     for name, module in list(sys.modules.items()):
@@ -245,7 +245,7 @@ def _reward_code(source: RewardSource) -> dict[str, bytes]:
         if not file or not Path(file).is_file():
             continue
         path = Path(file)  # not resolved: a mounted ConfigMap has links to a directory whose name changes
-        if name == own_module or path.parent == directory:
+        if name in source.modules or path.parent == directory:
             code[path.name] = path.read_bytes()
         elif path.is_relative_to(directory) and ".venv" not in path.parts and "site-packages" not in path.parts:
             code[path.relative_to(directory).as_posix()] = path.read_bytes()
