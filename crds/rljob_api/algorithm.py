@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from rljob_api.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, LossAggregation, ScaleAdvantages
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable, only_raised
-from rljob_api.task import PythonFunction, module_rule
+from rljob_api.reward import PythonFunction, module_rule
 
 
 class ImportanceSamplingSpec(ApiModel):

@@ -61,6 +61,8 @@ class Rule:
     """Field that the error names, as a dotted path from the object."""
     message: str
     """Error message, with what to write instead."""
+    hint: Callable[[Any], str] = lambda _: ""
+    """An addition to the message, from the parsed object. For local validation only."""
 
     @property
     def reads_only_its_field(self) -> bool:
@@ -75,8 +77,10 @@ class Rule:
             return {"rule": self.cel.replace(f"self.{self.field}", "self"), "message": self.message}
         return {"rule": self.cel, "message": self.message, "fieldPath": f".{self.field}"}
 
-    def as_error(self) -> InitErrorDetails:
-        error = PydanticCustomError("conflict", "{message}", {"message": self.message, "rule": self})
+    def as_error(self, value: Any) -> InitErrorDetails:
+        """The error about `value`, the parsed object."""
+        message = f"{self.message}{self.hint(value)}"
+        error = PydanticCustomError("conflict", "{message}", {"message": message, "rule": self})
         return InitErrorDetails(type=error, loc=tuple(self.field.split(".")), input=None)
 
     def reads(self, path: str) -> bool:
@@ -116,7 +120,7 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        problems = [*(rule.as_error() for rule in self.rules if not rule.holds(self)), *self.further_problems()]
+        problems = [*(rule.as_error(self) for rule in self.rules if not rule.holds(self)), *self.further_problems()]
         if problems:
             raise ValidationError.from_exception_data(type(self).__name__, problems)
         return self

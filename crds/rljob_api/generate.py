@@ -16,6 +16,7 @@ import yaml
 
 from rljob_api.custom_resource import memory_profile_definition, rljob_definition, step_report_definition
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.reward import BUILT_IN_REWARDS
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_api.task_args import TASKS
 
@@ -73,21 +74,33 @@ type, with [`rljob.schema.json`](../crds/schema/rljob.schema.json): write
 Only `model`, `task` and `algorithm.steps` are required. All other fields have defaults.
 """
 
+_REWARDS = """## Built-in reward functions
+
+Entries of `spec.task.rewards`, as in `{name: exact_match, weight: 1.0, args: {ignoreCase: true}}`
+([rewards](rewards.md)).
+"""
+
 
 def _reference_page() -> str:
-    """Markdown page with a table for `spec`, one for each object in it, and those of the arguments of the tasks."""
+    """Markdown page with a table for `spec`, one for each object in it, and those of the arguments of the tasks and of
+    the built-in rewards."""
     args = (
         table
         for name, task in TASKS.items()
         if task.args.model_fields
         for table in _tables(f"spec.task.args of {name}", inlined_schema(task.args))
     )
-    return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec)), *args])
+    rewards = (
+        table for name, args in BUILT_IN_REWARDS.items() for table in _tables(f"args of {name}", inlined_schema(args))
+    )
+    return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec)), *args, _REWARDS, *rewards])
 
 
 def _tables(path: str, schema: Schema) -> Iterator[str]:
     required = set(schema.get("required", []))
     yield f"## {path}\n\n{schema.get('description', '')}\n"
+    if not schema["properties"]:
+        return
     yield "| field | type | default | description |\n|---|---|---|---|"
     objects = []
     for name, field in schema["properties"].items():

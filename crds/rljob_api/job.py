@@ -76,7 +76,7 @@ _TRANSITIONS: dict[str, Any] = {
 }
 
 
-_TASK_FIELDS = ("args", "reward", "files", "answer", "systemPrompt", "chatTemplateArgs")
+_TASK_FIELDS = ("args", "reward", "rewards", "files", "answer", "systemPrompt", "chatTemplateArgs")
 
 
 class RLJobSpec(ApiModel):

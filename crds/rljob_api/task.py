@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
 from rljob_api.mounted_files import TaskFiles
+from rljob_api.reward import (
+    FUNCTION_PATTERN,
+    PatternWithGroup,
+    PythonFunction,
+    RewardSpec,
+    conflict,
+    error_in_args,
+    module_rule,
+)
 from rljob_api.task_args import TASKS, TaskArgs
 
 _WITH_REWARD = [name for name, task in TASKS.items() if task.has_reward]
 _NAMES = ", ".join(TASKS)
 
-_FUNCTION = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*"
-
-PythonFunction = Annotated[
-    str, Text(pattern=f"^{_FUNCTION}$", expected="a Python function as module:function, such as rewards:exact_match")
-]
 TaskName = Annotated[
     str,
     Text(
-        pattern=f"^({'|'.join(TASKS)}|{_FUNCTION})$",
+        pattern=f"^({'|'.join(TASKS)}|{FUNCTION_PATTERN})$",
         expected=f"{_NAMES}, or a Python function as module:function",
     ),
 ]
@@ -32,51 +35,19 @@ _SET_BY_RLJOB = ("add_generation_prompt", "chat_template", "continue_final_messa
 _RESERVED = PydanticCustomError("conflict", "{message}", {"message": "RLJob sets it itself: remove it"})
 
 
-def _names_a_module(reference: str | None) -> bool:
-    return reference is None or ".py:" not in reference
-
-
-_NO_FILE = "must name a module, not a file: write the module without .py, such as rewards:exact_match"
-
-
-def module_rule(field: str) -> Rule:
-    """A rule that refuses the name of a file in the Python function `field`."""
-    return Rule(
-        cel=f"!self.{field}.contains('.py:')",
-        holds=lambda spec: _names_a_module(getattr(spec, field)),
-        field=field,
-        message=_NO_FILE,
-    )
-
-
-def _with_one_group(pattern: str) -> str:
-    if control := re.search(r"[\x00-\x08\x0b-\x1f]", pattern):
-        raise _expected(
-            f"a pattern in single quotes (in double quotes, YAML reads an escape sequence as the character "
-            f"U+{ord(control[0]):04X})"
-        )
-    try:
-        groups = re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise _expected(f"a Python regular expression ({error})") from None
-    if groups != 1:
-        raise _expected(f"one group, such as in <answer>(.*?)</answer> (it has {groups}; write the others as (?:…))")
-    return pattern
-
-
-def _expected(description: str) -> PydanticCustomError:
-    return PydanticCustomError("text", "{expected}", {"expected": description})
-
-
 class AnswerSpec(ApiModel):
     """Extraction of the answer from a response."""
 
-    pattern: Annotated[str, AfterValidator(_with_one_group)] = Field(min_length=1, max_length=1024)
+    pattern: PatternWithGroup
     """Python regular expression with one group, which captures the answer. `.` also matches line ends. Without a match,
     the answer is empty."""
 
     match: Literal["First", "Last"] = "Last"
     """Match to use if there are several."""
+
+
+_OWN_REWARD = ("digits", "reasoning-gym")
+"""Tasks that have a reward of their own."""
 
 
 class TaskSpec(ApiModel):
@@ -93,7 +64,13 @@ class TaskSpec(ApiModel):
     reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
     """Python function that returns the reward of a response, as module:function. The module is in the manifest's
     directory (in pods, in task.files) or in an installed package; the function may be async. Optional for digits and
-    reasoning-gym, which have their own."""
+    reasoning-gym, which have their own. Short for `rewards` with one function."""
+
+    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=16)] | None = Field(
+        default=None, json_schema_extra=immutable()
+    )
+    """Several reward functions, or built-in ones. The reward of a response is the sum of weight x reward over the
+    functions that do not leave it out; each is logged as rewards/NAME."""
 
     files: TaskFiles | None = Field(default=None, json_schema_extra=immutable())
     """Source of reward modules and data files in pods. Pods look up relative paths and Python modules there.
@@ -135,10 +112,22 @@ class TaskSpec(ApiModel):
         module_rule("name"),
         module_rule("reward"),
         Rule(
-            cel=f"has(self.reward) || self.name in {_WITH_REWARD}",
-            holds=lambda task: task.has_own_reward or task.reward is not None,
+            cel=f"has(self.reward) || has(self.rewards) || self.name in {_WITH_REWARD}",
+            holds=lambda task: task.has_own_reward or bool(task.reward or task.rewards),
             field="reward",
             message="required for this task: write the Python function that scores a response, as module:function",
+        ),
+        Rule(
+            cel="!has(self.rewards) || !has(self.reward)",
+            holds=lambda task: task.rewards is None or task.reward is None,
+            field="rewards",
+            message="write either reward or rewards",
+        ),
+        Rule(
+            cel="self.rewards.exists(reward, reward.weight != 0.0)",
+            holds=lambda task: task.rewards is None or any(reward.weight for reward in task.rewards),
+            field="rewards",
+            message="expected a weight other than 0: all rewards would be 0",
         ),
         Rule(
             cel="!has(self.systemPrompt) || self.chatTemplate != 'Never'",
@@ -154,11 +143,23 @@ class TaskSpec(ApiModel):
             for name in _SET_BY_RLJOB
             if name in self.chat_template_args
         ]
+        labels = [reward.label for reward in self.rewards or ()]
+        if repeated := next((label for label in labels if labels.count(label) > 1), None):
+            problems.append(conflict("rewards", f"two reward functions are named {repeated}: write a `name` for each"))
+        if not self.has_own_reward and any(reward.source == "task" for reward in self.rewards or ()):
+            problems.append(conflict("rewards", "this task has no reward of its own: remove `task` from the list"))
         try:
             self.typed_args()
         except ValidationError as error:
-            problems += [_error_in_args(detail) for detail in error.errors(include_url=False)]
+            problems += [error_in_args(detail) for detail in error.errors(include_url=False)]
         return problems
+
+    @property
+    def reward_functions(self) -> tuple[RewardSpec, ...]:
+        """The reward functions, of `rewards`, `reward` or the task itself."""
+        if self.rewards:
+            return tuple(self.rewards)
+        return (RewardSpec(function=self.reward) if self.reward else RewardSpec(name="task"),)
 
     @property
     def has_own_reward(self) -> bool:
@@ -169,9 +170,3 @@ class TaskSpec(ApiModel):
         """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
         task = TASKS.get(self.name)
         return task.args.model_validate(self.args, by_alias=True, by_name=False) if task else None
-
-
-def _error_in_args(detail: ErrorDetails) -> InitErrorDetails:
-    kind, context = detail["type"], detail.get("ctx", {})
-    error = PydanticCustomError("conflict", "{message}", context) if kind == "conflict" else kind
-    return InitErrorDetails(type=error, loc=("args", *detail["loc"]), input=detail["input"], ctx=context)

@@ -161,8 +161,9 @@ class Inspection:
     def _task(self, directory: Path | None) -> None:
         spec, algorithm = self._spec.task, self._spec.algorithm
         tokenizer = self._tokenizer(directory)
-        if spec.reward:
-            with self._check("the reward function", (*_TASK, "reward")):
+        reward_field: FieldPath = (*_TASK, "rewards" if spec.rewards else "reward")
+        if spec.reward or spec.rewards:
+            with self._check("the reward function", reward_field):
                 RewardSource(spec, self._directory, algorithm.seed).load()
         if tokenizer is None or directory is None or "the reward function" in self._failures:
             if spec.name != "digits":
@@ -180,9 +181,16 @@ class Inspection:
                     counted = "1 prompt" if len(task) == 1 else f"{len(task)} prompts"
                     message = f"the task has {counted}: a step repeats some of them"
                     self._find("warning", ("spec", "algorithm", "promptsPerStep"), message)
-            with self._check("the reward function", (*_TASK, "reward")):
-                for text in try_out(replace(task, max_prompt_tokens=sys.maxsize), ScoringHere(task.reward), spec):
-                    self._find("warning", (*_TASK, "reward"), text)
+            with self._check("the reward function", reward_field):
+                # The job's pods may reach servers that this machine cannot.
+                here = [reward for reward in task.rewards if not reward.built_in.remote]
+                if len(here) < len(task.rewards):
+                    self._find(
+                        "note", reward_field, "rewards from servers are not tried here, but before the first step"
+                    )
+                tried = replace(task, max_prompt_tokens=sys.maxsize, rewards=here)
+                for text in try_out(tried, ScoringHere(here), spec) if here else ():
+                    self._find("warning", reward_field, text)
             if self._spec.evaluation is not None and "the prompts" not in self._failures:
                 with self._check("the evaluation", ("spec", "evaluation")):
                     self._evaluation(self._spec.evaluation, task, tokenizer, rows)
@@ -195,7 +203,7 @@ class Inspection:
         with of_evaluation(evaluation):
             task = build_task(spec, tokenizer, algorithm.max_prompt_tokens, self._directory, algorithm.seed, rows)
             task = check_prompts(task, spec.overlong_prompts, lambda _: None).task
-            for text in try_out(task, ScoringHere(task.reward), spec):
+            for text in try_out(task, ScoringHere(task.rewards), spec):
                 self._find("warning", ("spec", "evaluation"), text)
 
     def _memory(self, directory: Path | None) -> None:

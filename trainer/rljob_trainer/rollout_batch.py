@@ -109,7 +109,7 @@ class RolloutBatch:
     have."""
 
     reward_errors: int = 0
-    """Completions whose reward is 0 because the reward function failed."""
+    """Completions for which a reward function failed, and counts as 0."""
 
     weights_version: int | None = None
     """The step whose weights generated the completions; 0: the initial weights. None: unknown."""

@@ -7,7 +7,7 @@ import re
 
 _NO_PENALTIES = "not supported: the policy would have other probabilities than the engine"
 _TRACKING = "spec.tracking (a list, as [{name: wandb}])"
-_NO_CRITIC = "not supported: there is no critic, no discount and no reward model; write the reward as spec.task.reward"
+_NO_CRITIC = "not supported: there is no critic and no discount"
 _NO_EPOCHS = "epochs are not supported: write spec.algorithm.steps (prompts x epochs / promptsPerStep)"
 _NOT_NEEDED = "not needed: remove it"
 _BATCH = "not needed: spec.memory.microBatchTokens is the size of a micro-batch in tokens, Auto by default"
@@ -96,7 +96,7 @@ OPTION_NAMES: dict[str, str] = {
     "spec.algorithm.dynamicSampling (as dynamicSampling: {})": "filter_groups dynamic_filtering",
     "spec.algorithm.dynamicSampling.maxRounds": "max_num_gen_batches max_sample_batches",
     "not needed: dynamicSampling compares rewards without the penalty for long responses": "filter_groups.metric",
-    _NO_CRITIC: "gamma lam lambd critic critic_learning_rate reward_model reward_pretrain remote_rm_url",
+    _NO_CRITIC: "gamma lam lambd critic critic_learning_rate",
     "spec.algorithm.maxStaleness": "max_async_level max_off_policy_steps staleness_threshold",
     "spec.algorithm.maxStaleness (1, with topology: Disaggregated)": "async_train",
     "spec.algorithm.partialRolloutPrompts": "partial_rollout",
@@ -152,9 +152,12 @@ OPTION_NAMES: dict[str, str] = {
     "spec.task.chatTemplateArgs": "chat_template_kwargs apply_chat_template_kwargs",
     "spec.task.chatTemplateArgs (as {enable_thinking: false})": "enable_thinking",
     "not needed: prompts are drawn in a random order, by spec.algorithm.seed": "shuffle",
-    "spec.task.reward (one function)": "reward_funcs rewards",
+    "spec.task.rewards (as [{function: module:function, weight: 1.0}])": "reward_funcs",
+    "spec.task.rewards (weight of each)": "reward_weights",
+    "spec.task.rewards (as [{name: reward_model, args: {url: ADDRESS, model: NAME}}])": (
+        "reward_model reward_pretrain remote_rm_url"
+    ),
     "spec.task.reward": "reward_function reward_fn custom_reward_function",
-    "not supported: add up the rewards in one function": "reward_weights",
     "spec.task.chatTemplate": "apply_chat_template",
     "spec.task.systemPrompt": "system system_message",
     "spec.evaluation.args (such as path: test.jsonl; or heldOut, or task)": "test_files val_files eval_dataset",

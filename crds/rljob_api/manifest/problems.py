@@ -19,6 +19,7 @@ from rljob_api.job import RLJob
 from rljob_api.manifest.option_names import normalized, option_advice
 from rljob_api.manifest.value_hints import hint
 from rljob_api.manifest.yaml_document import Document, Path
+from rljob_api.reward import BUILT_IN_REWARDS
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_api.task_args import TASKS
 
@@ -73,7 +74,7 @@ class ProblemText:
         if isinstance(found, dict) and (options := list(_options_in(found, names))):
             more = f", and {len(options) - _MAX_OPTIONS_SHOWN} others" if len(options) > _MAX_OPTIONS_SHOWN else ""
             return f"unknown field; {', '.join(options[:_MAX_OPTIONS_SHOWN])}{more}"
-        if (advice := option_advice(names)) is not None:
+        if names[2:3] != ("rewards",) and (advice := option_advice(names)) is not None:
             target, _, remark = advice.partition(" ")
             if target.rpartition(".")[0] == ".".join(map(str, parent)) and target.rpartition(".")[2] in siblings:
                 return f"unknown field; did you mean {target.rpartition('.')[2]}?{f' {remark}' if remark else ''}"
@@ -220,6 +221,12 @@ def _schema_for(data: Any) -> Schema:
     built_in = TASKS.get(str(task.get("name"))) if isinstance(task, dict) else None
     if built_in:
         schema["properties"]["spec"]["properties"]["task"]["properties"]["args"] |= inlined_schema(built_in.args)
+    rewards = task.get("rewards") if isinstance(task, dict) else None
+    for reward in rewards if isinstance(rewards, list) else ():
+        found = str(reward.get("function") or reward.get("name")) if isinstance(reward, dict) else ""
+        if found in BUILT_IN_REWARDS:
+            written = schema_at(("spec", "task", "rewards", 0, "args"), schema)
+            written.setdefault("properties", {}).update(inlined_schema(BUILT_IN_REWARDS[found])["properties"])
     return schema
 
 

@@ -27,8 +27,8 @@ READERS: tuple[tuple[str, str, str], ...] = (
     ("topology", "", ""),
     ("model.uri model.dtype", "", _IN_FILE),
     ("model.cache", "rljob run ignores it: the environment variable HF_HOME names the cache", ""),
-    ("task.name task.args task.reward task.answer task.systemPrompt task.promptTemplate", "", _IN_FILE),
-    ("task.chatTemplate task.chatTemplateArgs task.overlongPrompts", "", _IN_FILE),
+    ("task.name task.args task.reward task.rewards task.answer task.systemPrompt", "", _IN_FILE),
+    ("task.promptTemplate task.chatTemplate task.chatTemplateArgs task.overlongPrompts", "", _IN_FILE),
     ("task.onRewardError task.rewardTimeoutSeconds", "", _IN_FILE),
     ("task.files", "rljob run ignores it and looks next to the manifest", ""),
     ("algorithm.name algorithm.steps algorithm.promptsPerStep algorithm.groupSize algorithm.seed", "", _IN_FILE),
@@ -102,7 +102,7 @@ class _Ineffective(NamedTuple):
 
 
 def _has_reward_function(spec: RLJobSpec) -> bool:
-    return spec.task.reward is not None or not spec.task.has_own_reward
+    return any(reward.source != "task" for reward in spec.task.reward_functions)
 
 
 def _has_own_algorithm(spec: RLJobSpec) -> bool:

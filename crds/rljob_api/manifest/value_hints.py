@@ -28,6 +28,7 @@ _DEFAULT_FIELDS = {
     "spec.task": "name",
     "spec.task.answer": "pattern",
     "spec.task.files": "configMap",
+    "spec.task.rewards": "function",
     "spec.algorithm": "name",
     "spec.algorithm.learningRateSchedule": "name",
     "spec.checkpoint.volume": "persistentVolumeClaim",
@@ -67,9 +68,11 @@ def hint(field: str, schema: Schema, found: Any, written: str | None, directory:
             return f"; write {int(duration[1]) * _SECONDS[duration[2][0].lower()]}, in seconds"
         case "integer" | "number" | "boolean" as kind:
             return _literal(kind, found, written)
+        case "string" if isinstance(found, list) and field == "spec.task.reward":
+            return f"; write rewards: [{', '.join(f'{{function: {function}}}' for function in found)}]"
         case "string":
             return _string(schema, found, written, directory)
-        case "object" if isinstance(found, str) and (parts := _NO_SPACE.match(found)):
+        case "object" if isinstance(found, str) and field != "spec.task.rewards" and (parts := _NO_SPACE.match(found)):
             return f"; write a space after the colon: {parts[1]}: {parts[2]}"
         case "object" if isinstance(found, str):
             return _object(field, found)

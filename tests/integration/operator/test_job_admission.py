@@ -84,6 +84,10 @@ CONFLICTS: list[tuple[str, Object]] = [
     ("task.reward", {"task": JSONL | {"reward": "rw.py:f"}}),
     ("task.name", {"task": {"name": "items.py:load", "reward": "rw:f"}}),
     ("task.reward", {"task": JSONL}),
+    ("task.rewards", {"task": JSONL | {"reward": "rw:f", "rewards": [{"function": "rw:f"}]}}),
+    ("task.rewards", {"task": JSONL | {"rewards": [{"function": "rw:f", "weight": 0}]}}),
+    ("task.rewards[0].name", {"task": JSONL | {"rewards": [{"name": "accuracy"}]}}),
+    ("task.rewards[0].function", {"task": JSONL | {"rewards": [{"function": "rw.py:f"}]}}),
     ("task.systemPrompt", {"task": {"name": "digits", "systemPrompt": "Be brief.", "chatTemplate": "Never"}}),
     ("task.files.configMap", {"task": {"name": "digits", "files": {"configMap": "a", "persistentVolumeClaim": "b"}}}),
     ("task.files.path", {"task": {"name": "digits", "files": {"configMap": "a", "path": "data"}}}),
@@ -210,6 +214,7 @@ WHOLE = (
         "with-claim",
         checkpoint={"size": "1Gi", "storageClassName": "fast"},
         managedBy="kueue.x-k8s.io/multikueue",
+        task=JSONL | {"rewards": [{"function": "rewards:exact", "weight": 2.0}, {"name": "exact_match"}]},
     ),
 )
 """Two jobs that together have every immutable field, including the optional ones."""
@@ -220,6 +225,7 @@ OTHERS: Object = {
     "spec.task.name": "digits",
     "spec.task.args": {"path": "others.jsonl"},
     "spec.task.reward": "rewards:another",
+    "spec.task.rewards": [{"name": "exact_match"}],
     "spec.task.files": {"configMap": "another"},
     "spec.task.answer": {"pattern": "<answer>(.*?)</answer>"},
     "spec.task.systemPrompt": "Be kind.",

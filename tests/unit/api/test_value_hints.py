@@ -83,6 +83,48 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
             "task.chatTemplateArgs.tokenize: RLJob sets it itself: remove it",
         ),
         (
+            "task: {name: digits, rewards: [{name: math_verfy}]}",
+            "task.rewards[0].name: expected function: module:function, or the name of a built-in reward function: ",
+        ),
+        ("task: {name: digits, rewards: [{name: math_verfy}]}", "judge, reward_model; did you mean math_verify?"),
+        ("task: {name: digits, rewards: [{function: judg}]}", "task.rewards[0].function: expected task, exact_match,"),
+        (
+            "task: {name: digits, rewards: [{name: length, args: {maxTokens: 9}}]}",
+            "args.bufferTokens: required: Tokens",
+        ),
+        (
+            "task: {name: digits, rewards: [{name: regex, args: {pattern: a(}}]}",
+            "args.pattern: expected a Python regular",
+        ),
+        (
+            "task: {name: digits, rewards: [{name: exact_match, args: {ignorecase: true}}]}",
+            "rewards[0].args.ignorecase: unknown field; did you mean ignoreCase?",
+        ),
+        (
+            "task: {name: digits, rewards: [{name: judge, args: {url: judge, model: m, prompt: '{response}'}}]}",
+            "args.url: expected an address, such as http://judge:8000/v1, found",
+        ),
+        (
+            "task: {name: digits, rewards: [{name: judge, args: {url: 'http://a', model: m, prompt: rate}}]}",
+            "args.prompt: expected a string that contains {response}, found",
+        ),
+        (
+            "task: {name: digits, rewards: [{name: regex, batch: true, args: {pattern: a}}]}",
+            "batch: is for Python functions",
+        ),
+        (
+            "task: {name: digits, rewards: [{function: 'a:f'}, {function: 'b:f'}]}",
+            "task.rewards: two reward functions are named f: write a `name` for each",
+        ),
+        (
+            "task: {name: jsonl, args: {path: a}, rewards: [{name: task}]}",
+            "task.rewards: this task has no reward of its own: remove `task` from the list",
+        ),
+        ("task: {name: digits, rewards: [a:f]}", 'write rewards: {function: "a:f"}'),
+        ("task: {name: digits, reward_funcs: [a]}", "did you mean rewards? (as [{function: module:function, weight:"),
+        ("task: {name: digits, reward_weights: [1]}", "did you mean rewards? (weight of each)"),
+        ("reward_model: {enable: true}", "write spec.task.rewards (as [{name: reward_model, args:"),
+        (
             "task: {name: digits, args: {size: 3}}",
             "args.size: unknown field: remove it, since no fields are allowed here",
         ),
@@ -239,7 +281,7 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("task: {name: digits, reward: ./rw.py:f}", "write rw:f"),
         ("task: {name: digits, reward: my-rw:f}", "rename the file"),
         ("task: {name: digits, reward: {rw: f}}", "write rw:f"),
-        ("task: {name: digits, reward: ['a:b', 'c:d']}", "only one is supported"),
+        ("task: {name: digits, reward: ['a:b', 'c:d']}", "write rewards: [{function: a:b}, {function: c:d}]"),
         ("model: {uri: Qwen/Qwen3-0.6B@main}", "did you mean hf://Qwen/Qwen3-0.6B@main?"),
         ("model: {uri: 'https://huggingface.co/Qwen/Qwen3-0.6B'}", "did you mean hf://Qwen/Qwen3-0.6B?"),
         ("model: {uri: 'https://huggingface.co/a/b/tree/v2'}", "did you mean hf://a/b@v2?"),

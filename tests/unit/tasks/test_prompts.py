@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks import prompt_check
 from rljob_trainer.tasks.item_fields import Conversation
 from rljob_trainer.tasks.prompt_check import check_prompts
 from rljob_trainer.tasks.prompt_format import PromptFormat
+from rljob_trainer.tasks.rewards import Reward
 from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.step_rewards import try_out
 from rljob_trainer.tasks.task import Item, Task
@@ -225,16 +225,11 @@ def test_tokens_that_the_model_lacks_are_named_with_both_sizes(tokenizer: Any) -
 # --- the check of a source ---
 
 
-class NoReward:
-    name = "none"
-
-    def __call__(self, record: dict[str, Any], completion: Completion) -> float:
-        return 0.0
-
-
 def task_of(tokenizer: Any, *questions: str, max_prompt_tokens: int = 4) -> Task:
     items = [Item(question, {"question": question}) for question in questions]
-    return Task("sums", items, NoReward(), PromptFormat(tokenizer), max_prompt_tokens, seed=0)
+    return Task(
+        "sums", items, [Reward("none", lambda answer, record: 0.0)], PromptFormat(tokenizer), max_prompt_tokens, seed=0
+    )
 
 
 def ignore(_progress: str) -> None:
@@ -270,7 +265,7 @@ def test_skipped_prompts_are_never_drawn_and_the_others_keep_their_numbers(token
     for step in range(1, 10):
         drawn = checked.task.prompts(step, 2)
         assert sorted((prompt.index, prompt.text) for prompt in drawn) == [(1, "1+1"), (3, "2+2")]
-    assert try_out(checked.task, ScoringHere(checked.task.reward), TaskSpec(name="digits")) == []
+    assert try_out(checked.task, ScoringHere(checked.task.rewards), TaskSpec(name="digits")) == []
 
 
 def test_an_empty_or_broken_prompt_is_found_anywhere(tokenizer: Any) -> None:
@@ -294,7 +289,7 @@ def test_the_check_of_a_slow_source_ends_in_time(tokenizer: Any) -> None:
 def test_a_conversation_that_ends_with_an_answer_is_warned_about(chat_tokenizer: Any) -> None:
     def warnings(*conversation: dict[str, str]) -> list[str]:
         items = [Item(list(conversation), {})]
-        return Task("sums", items, NoReward(), PromptFormat(chat_tokenizer), 99, seed=0).warnings()
+        return Task("sums", items, [], PromptFormat(chat_tokenizer), 99, seed=0).warnings()
 
     assert warnings(says("user", "1+1")) == []
     [warning] = warnings(says("user", "1+1"), says("assistant", "2"))

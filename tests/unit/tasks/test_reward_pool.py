@@ -19,6 +19,7 @@ from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks import reward_pool
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
+from rljob_trainer.tasks.rewards import Reward
 from rljob_trainer.tasks.scoring import ChosenRewards, RewardFailure, ScoringHere
 
 REWARDS = """
@@ -67,7 +68,8 @@ def pool(tmp_path: Path) -> Iterator[Any]:
     def open_pool(reward: str, *, workers: int = 1, timeout: float = 60.0, **spec: Any) -> RewardPool:
         task = TaskSpec.model_validate({"name": "digits", "reward": f"rewards:{reward}", **spec})
         source, log = RewardSource(task, tmp_path, 0), tmp_path / "rewards.log"
-        pool = RewardPool(source, workers=workers, timeout_seconds=timeout, log=log)
+        rewards = source.load() if reward != "missing" else [Reward("missing", len)]
+        pool = RewardPool(source, rewards, workers=workers, timeout_seconds=timeout, log=log)
         opened.append(pool.__enter__())
         return pool
 
@@ -83,7 +85,8 @@ def completion(text: str) -> Completion:
 def results(pool: RewardPool, texts: list[str], record: dict[str, Any], *, stop: bool = False) -> list[Any]:
     scoring = pool.begin([Prompt(0, [1], "", record)], len(texts))
     scoring.add(0, [completion(text) for text in texts])
-    return scoring.results(stop_at_failure=stop)
+    [found] = scoring.results(stop_at_failure=stop)
+    return found
 
 
 def test_completions_may_be_added_in_parts_and_results_are_in_their_order(pool: Any) -> None:
@@ -93,22 +96,18 @@ def test_completions_may_be_added_in_parts_and_results_are_in_their_order(pool: 
     for start in (160, 0):
         scoring.add(start, [completion(text) for text in texts[start : start + 160]])
     expected = [float(len(text) + 10 * (n // 80)) for n, text in enumerate(texts)]
-    assert scoring.results(stop_at_failure=True) == expected
+    assert scoring.results(stop_at_failure=True) == [expected]
 
 
-class LengthHere:
-    name = "length"
-
-    def __call__(self, record: dict[str, Any], completion: Completion) -> int:
-        return len(completion.text) + int(record["offset"])
+LENGTH = Reward("length", lambda answer, record: len(answer) + int(record["offset"]))
 
 
 def test_completions_that_are_not_added_are_not_waited_for(pool: Any) -> None:
-    for scorer in (pool("length"), ScoringHere(LengthHere())):
+    for scorer in (pool("length"), ScoringHere([LENGTH])):
         scoring = scorer.begin([Prompt(n, [1], "", {"offset": 10 * n}) for n in range(2)], 2)
         scoring.add(2, [completion("ccc"), completion("")])
-        assert scoring.results(stop_at_failure=False) == [None, None, 13.0, 10.0]
-        assert ChosenRewards(scoring, [3, 2]).results(stop_at_failure=True) == [10.0, 13.0]
+        assert scoring.results(stop_at_failure=False) == [[None, None, 13.0, 10.0]]
+        assert ChosenRewards(scoring, [3, 2]).results(stop_at_failure=True) == [[10.0, 13.0]]
 
 
 def test_a_call_that_hangs_or_dies_fails_alone_with_its_children(pool: Any, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from rljob_trainer.rollout_batch import Completion, Prompt
 from rljob_trainer.tasks.prompt_format import PromptFormat
 from rljob_trainer.tasks.reward_pool import RewardPool
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.rewards import extract_answer, response_with
-from rljob_trainer.tasks.scoring import RewardFailure, ScoringHere, compute_reward
+from rljob_trainer.tasks.rewards import Response, Reward, extract_answer, response_with
+from rljob_trainer.tasks.scoring import RewardFailure, ScoringHere, compute_rewards
 from rljob_trainer.tasks.step_rewards import step_rewards, try_out
 from rljob_trainer.tasks.task import Item, Task
 
@@ -33,7 +33,7 @@ class Mute(Exception):
         raise KeyboardInterrupt
 
 def none(answer, record): return None
-def mapping(answer, record): return {"score": 1.0}
+def mapping(answer, record): return {"value": 1.0}
 def several(answer, record): return [1.0]
 def leaves(answer, record): sys.exit(3)
 async def awaits(answer, record):
@@ -76,12 +76,16 @@ def response(text: str = "7") -> Completion:
     return Completion([1], [-1.0], True, text)
 
 
+RESPONSE = Response.of(Prompt(0, [1], ""), response())
+
+
 def computed(function: str, directory: Path) -> float | RewardFailure:
     """The result of a function of the module, or of one with this body."""
     if " " in function:
         write(directory, function)
     source = RewardSource(spec_of("reward" if " " in function else function), directory, 0)
-    return compute_reward(source.load(), {}, response())
+    [[result]] = compute_rewards(source.load()[0], [[RESPONSE]])
+    return result
 
 
 @pytest.mark.parametrize(
@@ -93,8 +97,7 @@ def computed(function: str, directory: Path) -> float | RewardFailure:
         ("return np.float64(-2e38)", r"returned .*-2e\+38.*, expected a finite number between", ""),
         ("return float('nan')", "returned nan, expected a finite number", ""),
         ("return Silent()", "returned an object of the type Silent, expected a finite number", "float()"),
-        ("none", "returned None", "return a number on every path, since no response can be left out"),
-        ("mapping", "returned {'score': 1.0}", "return one number, such as one of the values of this dict"),
+        ("mapping", "returned {'value': 1.0}", "return one number, such as one of the values of this dict"),
         ("several", r"returned \[1.0\]", "called for each response on its own"),
         ("return '1.0'", "returned '1.0'", "float()"),
         ("return decimal.Decimal(1)", "returned Decimal", "float()"),
@@ -128,6 +131,7 @@ PRINTS = r"print('\ud83d'); return 1.0"
         ("return np.bool_(0)", 0),
         ("return True", 1),
         ("return -2", -2),
+        ("return {'score': 0.5, 'acc': True}", 0.5),
     ],
 )
 def test_numbers_of_every_kind_are_rewards(function: str, value: float, directory: Path) -> None:
@@ -147,10 +151,10 @@ def test_numbers_of_every_kind_are_rewards(function: str, value: float, director
 def test_failures_in_another_process_do_not_end_it(body: str, reward: float | None, directory: Path) -> None:
     write(directory, body)
     source, log = RewardSource(spec_of("reward"), directory, 0), directory / "rewards.log"
-    with RewardPool(source, workers=1, timeout_seconds=60, log=log) as pool:
+    with RewardPool(source, source.load(), workers=1, timeout_seconds=60, log=log) as pool:
         scoring = pool.begin([Prompt(0, [1], "", {"answer": "7"})], 2)
         scoring.add(0, [response(), response()])
-        results = scoring.results(stop_at_failure=False)
+        [results] = scoring.results(stop_at_failure=False)
         assert len(pool.worker_ids) == 1
     if reward is not None:
         assert results == [reward, reward]
@@ -163,14 +167,11 @@ def test_a_stop_is_no_failure_of_the_function() -> None:
     class Stop(KeyboardInterrupt):
         pass
 
-    class Stopped:
-        name = "stopped"
-
-        def __call__(self, record: dict[str, Any], completion: Completion) -> float:
-            raise Stop
+    def stopped(answer: str, record: dict[str, Any]) -> float:
+        raise Stop
 
     with pytest.raises(Stop):
-        compute_reward(Stopped(), {}, response())
+        compute_rewards(Reward("stopped", stopped), [[RESPONSE]])
 
 
 def task_of(spec: TaskSpec, directory: Path, tokenizer: Any, answers: list[Any]) -> Task:
@@ -181,7 +182,7 @@ def task_of(spec: TaskSpec, directory: Path, tokenizer: Any, answers: list[Any])
 def trial(directory: Path, tokenizer: Any, function: str, answers: list[Any], **settings: Any) -> list[str]:
     spec = spec_of(function, **settings)
     task = task_of(spec, directory, tokenizer, answers)
-    return try_out(task, ScoringHere(task.reward), spec)
+    return try_out(task, ScoringHere(task.rewards), spec)
 
 
 ZERO = {"onRewardError": "Zero"}
@@ -194,10 +195,10 @@ PATTERN = {"pattern": "<answer>(.*?)</answer>"}
         ("first_word", ["7"], {}, r"must accept every response, even an empty one, or write task\.onRewardError: Zero"),
         ("first_prompt_fails", ["0", "7"], {}, "raised LookupError: first for prompt 0"),
         ("fails_for_answer", ["7"], {}, r"returned 1e\+39, .* for prompt 0 of the task jsonl and the response '7'"),
-        ("none", ["7"], {}, "response ''; return a number on every path"),
+        ("none", ["7"], {}, "one of the 2 responses tried, found that unusable_rewards:none left all of them out"),
         ("mapping", ["7"], {}, "return one number, such as"),
         ("several", [None], {}, "called for each response on its own$"),
-        ("none", ["7", "8"], ZERO, "one of the 4 responses tried, found none: .*; return a number"),
+        ("none", ["7", "8"], ZERO, "one of the 4 responses tried, found that unusable_rewards:none left all of them"),
         ("same", [None], ZERO, "one of the 1 responses tried, found none: .* raised KeyError"),
         ("leaves", [None], ZERO, r"one of the 1 responses tried, found none: .*sys\.exit\(3\)"),
     ],
@@ -266,7 +267,7 @@ def test_a_failure_of_a_step_is_refused_with_its_prompt_or_counted(directory: Pa
     write(directory, "return 1e39")
     task = task_of(spec_of("reward"), directory, tokenizer, ["7"])
     prompts, completions = [task.prompt(0)], [response("a"), response("b")]
-    scoring = ScoringHere(task.reward).begin(prompts, 2)
+    scoring = ScoringHere(task.rewards).begin(prompts, 2)
     scoring.add(0, completions)
     results = scoring.results(stop_at_failure=False)
     with pytest.raises(BadInput, match=r"returned 1e\+39, .* for prompt 0 of the task jsonl and the response 'a'"):

@@ -45,7 +45,7 @@ def task_of(spec: dict[str, Any], tokenizer: Any, directory: Path) -> Task:
 def score(task: Task, prompt: Prompt, text: str, token_ids: tuple[int, ...] = ()) -> float:
     """The reward of one response, computed in this process."""
     completion = Completion(list(token_ids), [-1.0] * len(token_ids), finished=True, text=text)
-    scoring = ScoringHere(task.reward).begin([prompt], 1)
+    scoring = ScoringHere(task.rewards).begin([prompt], 1)
     scoring.add(0, [completion])
     [reward] = step_rewards(task, [prompt], [completion], scoring.results(stop_at_failure=True), "Fail").rewards
     return reward

@@ -6,10 +6,9 @@ import io
 import itertools
 import math
 import tempfile
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
@@ -48,14 +47,15 @@ from rljob_trainer.recovery.plan_changes import PlanChanges, state_at_start
 from rljob_trainer.recovery.recovery import KernelKills, Recovery
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.time_limit import current_limit
-from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
+from rljob_trainer.rollout_batch import Prompt, RolloutBatch
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.evaluation import Evaluation
 from rljob_trainer.runtime.exports import ModelExports
 from rljob_trainer.runtime.stop_request import StopRequest
-from rljob_trainer.tasks.scoring import Reward, ScoringHere
+from rljob_trainer.tasks.rewards import Reward
+from rljob_trainer.tasks.scoring import ScoringHere
 from rljob_trainer.tasks.task import Task
 from tests.unit.trainer.simulated_roles import (
     DEAD,
@@ -78,9 +78,8 @@ class Echo:
 
     name = "echo"
 
-    @property
-    def reward(self) -> Any:
-        return SimpleNamespace(name="echo")
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self.rewards = rewards
 
     def prompts(self, step: int, count: int) -> list[Prompt]:
         return [Prompt(index, [step, index], "") for index in self.items_of_step(step, count)]
@@ -94,13 +93,13 @@ class Echo:
         return Prompt(index, [index], "")
 
 
-def echo(_record: dict[str, Any], completion: Completion) -> float:
-    return sum(completion.token_ids) / 1024
+ECHO = Reward("echo", lambda completion_ids: sum(completion_ids) / 1024, frozenset({"completion_ids"}), label="echo")
 
 
-def parity(_record: dict[str, Any], completion: Completion) -> float:
-    """Equal for half of the groups of two."""
-    return float(completion.token_ids[0] % 2)
+PARITY = Reward(
+    "parity", lambda completion_ids: float(completion_ids[0] % 2), frozenset({"completion_ids"}), label="parity"
+)
+"""Equal for half of the groups of two."""
 
 
 class Listener(RunListener):
@@ -215,7 +214,7 @@ class ResumedJob:
     """Rounds of dynamic sampling; 0: none."""
     every_steps: int = 2
     """Between checkpoints."""
-    reward: Callable[[dict[str, Any], Completion], float] = echo
+    functions: Sequence[Reward] = (ECHO,)
     levels: frozenset[RemedyLevel] = frozenset({"Live", "RespawnRole", "RestartInPlace"})
     evaluation: EvaluationSpec | None = None
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
@@ -250,8 +249,8 @@ class ResumedJob:
             )
             controller = Controller(
                 spec=self._spec(),
-                task=cast(Task, Echo()),
-                scorer=ScoringHere(cast(Reward, self.reward)),
+                task=cast(Task, Echo(self.functions)),
+                scorer=ScoringHere(self.functions),
                 advantage=relative_to_group,
                 roles=cast(Any, roles),
                 ledger=ledger,
@@ -298,8 +297,8 @@ class ResumedJob:
             return None
         return Evaluation(
             self.evaluation,
-            cast(Task, Echo()),
-            ScoringHere(cast(Reward, self.reward)),
+            cast(Task, Echo(self.functions)),
+            ScoringHere(self.functions),
             on_reward_error="Fail",
             algorithm=self._spec().algorithm,
         )
@@ -332,7 +331,7 @@ def undisturbed(directory: Path, **settings: Any) -> ResumedJob:
     return job
 
 
-DYNAMIC: dict[str, Any] = {"max_rounds": 3, "reward": parity}
+DYNAMIC: dict[str, Any] = {"max_rounds": 3, "functions": (PARITY,)}
 
 
 @pytest.fixture(
@@ -449,7 +448,7 @@ def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_step_takes_groups_whose_rewards_differ(tmp_path: Path, staleness: Literal[0, 1]) -> None:
     """Each prompt of the sequence is taken or dropped once, and a warning names the steps that lack groups."""
-    job = ResumedJob(tmp_path, staleness=staleness, reward=parity, max_rounds=3)
+    job = ResumedJob(tmp_path, staleness=staleness, functions=(PARITY,), max_rounds=3)
     _, _, printed = job.attempt(roles := RecordedBatches({}))
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         steps = ledger.steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -14,21 +13,16 @@ from rljob_memory.sample import MemorySample
 from rljob_trainer.rollout_batch import Completion, Prompt, RolloutBatch
 from rljob_trainer.runtime.dynamic_sampling import further_groups, groups_with_signal, sample
 from rljob_trainer.runtime.step_rollouts import GeneratedRollouts
+from rljob_trainer.tasks.rewards import Reward
 from rljob_trainer.tasks.scoring import ScoringHere
 
 GROUP_SIZE = 2
 
 
-class Known:
-    """Returns the given rewards."""
-
-    name = "known"
-
-    def __init__(self, rewards: Sequence[float]) -> None:
-        self._rewards = iter(rewards)
-
-    def __call__(self, record: dict[str, Any], completion: Completion) -> float:
-        return next(self._rewards)
+def known(rewards: Sequence[float]) -> Reward:
+    """Returns the given rewards, one in each call."""
+    left = iter(rewards)
+    return Reward("known", lambda completion_ids: next(left), frozenset({"completion_ids"}), label="known")
 
 
 class Engine:
@@ -45,7 +39,7 @@ class Engine:
         rewards = [float(self.signals[each // GROUP_SIZE + first] and each % 2) for each in range(count * GROUP_SIZE)]
         prompts = [Prompt(position, [position], "") for position in positions]
         memory = {"rollout-0": MemorySample(allocated_bytes=count)}
-        scoring = ScoringHere(Known(rewards)).begin(prompts, GROUP_SIZE)
+        scoring = ScoringHere([known(rewards)]).begin(prompts, GROUP_SIZE)
         scoring.add(0, completions)
         return GeneratedRollouts(prompts, completions, scoring, memory)
 
@@ -80,7 +74,7 @@ def test_steps_take_the_groups_with_a_signal_in_the_order_of_the_prompts(
         completions = [position for position in taken for _ in range(GROUP_SIZE)]
         assert [completion.token_ids[0] for completion in found.completions] == completions
         expected = [float(signals[position] and member) for position in taken for member in range(GROUP_SIZE)]
-        assert found.rewards.results(stop_at_failure=True) == expected
+        assert found.rewards.results(stop_at_failure=True) == [expected]
         assert found.memory["rollout-0"].allocated_bytes == wanted, "the peaks of the largest round"
         first = found.prompts_drawn
 

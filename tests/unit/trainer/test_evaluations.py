@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from rljob_client.errors import BadInput
 from rljob_client.run_directory.ledger import read_ledger
 from rljob_client.run_directory.records import EvaluationRecord, evaluation_records
 from rljob_trainer.errors import WorkerLost
+from rljob_trainer.tasks.rewards import Reward
 from tests.unit.trainer.simulated_roles import DEAD, WHOLE, SimulatedGeneration, SimulatedRoles
 from tests.unit.trainer.test_controller_recovers import HOW, ResumedJob, undisturbed
 
 EVALUATED = EvaluationSpec(args={}, every_steps=2, samples_per_prompt=2, temperature=1.0, keep_best=True)
 STEPS_EVALUATED = [0, 2, 4, 6]
 EXPORTED = CheckpointSpec(export_every_steps=2, keep_exports=2)
+
+
+def reward_of(function: Callable[..., float]) -> Reward:
+    return Reward("reward", function, frozenset({"completion_ids"}), label="reward")
 
 
 def evaluations(job: ResumedJob) -> list[EvaluationRecord]:
@@ -142,10 +148,10 @@ def test_a_stop_during_an_evaluation_leaves_it_to_the_next_attempt(tmp_path: Pat
 
 
 def test_a_reward_function_that_fails_ends_the_job_before_the_record(tmp_path: Path) -> None:
-    def fails(record: dict[str, Any], completion: Any) -> float:
+    def fails(completion_ids: Any) -> float:
         raise ValueError("no digit")
 
-    job = ResumedJob(tmp_path, evaluation=EVALUATED, reward=fails)
+    job = ResumedJob(tmp_path, evaluation=EVALUATED, functions=[reward_of(fails)])
     with pytest.raises(BadInput, match="ValueError: no digit"):
         job.attempt(SimulatedRoles({}))
     assert evaluations(job) == []
@@ -164,7 +170,7 @@ def test_the_steps_that_are_evaluated(spec: EvaluationSpec, due: list[int]) -> N
 
 
 def test_of_equal_evaluations_the_first_is_the_best(tmp_path: Path) -> None:
-    job = ResumedJob(tmp_path, evaluation=EVALUATED, reward=lambda _record, _completion: 0.5)
+    job = ResumedJob(tmp_path, evaluation=EVALUATED, functions=[reward_of(lambda completion_ids: 0.5)])
     job.attempt(SimulatedRoles({}))
     assert [record.best.step for record in evaluations(job) if record.best] == [0, 0, 0, 0]
     assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 0

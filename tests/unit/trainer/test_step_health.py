@@ -13,6 +13,7 @@ from rljob_client.errors import BadInput
 from rljob_client.run_directory.records import ResponseStatistics, StepRecord
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.runtime.step_health import findings, require_learning
+from rljob_trainer.tasks.rewards import Reward
 from tests.unit.ledger.samples import step_record
 from tests.unit.trainer.simulated_roles import DEAD
 from tests.unit.trainer.test_controller_recovers import STEPS, Measured, ResumedJob
@@ -172,7 +173,7 @@ def test_each_step_reports_its_warning_or_none(tmp_path: Path) -> None:
 
 
 def test_failed_rewards_are_warned_of_at_growing_distances(tmp_path: Path) -> None:
-    job = ResumedJob(tmp_path, reward=lambda _record, _completion: 1 / 0)
+    job = ResumedJob(tmp_path, functions=[Reward("failing", lambda answer, record: 1 / 0)])
     _, listener, printed = job.attempt(Measured([]))
     warned = [n for n in range(1, STEPS + 1) if f"warning: step {n}: 4 of 4 rewards are 0" in printed]
     assert warned == [1, 2, 4]

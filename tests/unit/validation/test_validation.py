@@ -117,7 +117,7 @@ def test_no_error_of_a_replaced_value_is_reported(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "field", "message"),
     [
-        ("rewards:share", "rewards:trl", "task.reward", "expected trl(answer: str, record: dict) -> float, found trl("),
+        ("rewards:share", "rewards:trl", "task.reward", "returned 0.5, expected a list of 1 numbers"),
         ("rewards:share", "rewards:raising", "task.reward", "raised KeyError: 'anwser'"),
         ("rewards:share", "nothing:share", "task.reward", "cannot import nothing"),
         ("prompts.jsonl", "absent.jsonl", "task.args", "absent.jsonl"),

@@ -270,7 +270,11 @@ class Controller:
         prompts, completions = generated.prompts, generated.completions
         results = generated.rewards.results(stop_at_failure=on_error == "Fail")
         found = step_rewards(self.task, prompts, completions, results, on_error)
-        batch = RolloutBatch.of(step, algorithm.group_size, prompts, completions)
+        batch = replace(
+            RolloutBatch.of(step, algorithm.group_size, prompts, completions),
+            reward_parts={name: np.asarray(part, np.float32) for name, part in found.parts.items()},
+            kept=np.asarray(found.kept, np.bool_),
+        )
         if algorithm.mask_truncated:
             batch = replace(batch, kept=batch.takes_part & batch.finished)
         return replace(batch, rewards=np.asarray(found.rewards, np.float32)), found

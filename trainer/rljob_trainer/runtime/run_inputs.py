@@ -156,9 +156,9 @@ def of_evaluation(evaluation: EvaluationSpec) -> Iterator[None]:
 
 def _scorer(source: RewardSource, task: Task, stack: ExitStack, log: Path) -> Scorer:
     if not source.may_hang:
-        return ScoringHere(task.reward)
+        return ScoringHere(task.rewards)
     workers, timeout = visible_cores() - 1, source.spec.reward_timeout_seconds
-    return stack.enter_context(RewardPool(source, workers=workers, timeout_seconds=timeout, log=log))
+    return stack.enter_context(RewardPool(source, task.rewards, workers=workers, timeout_seconds=timeout, log=log))
 
 
 def read_model(spec: RLJobSpec, mounted: Path | None) -> ModelInput:
@@ -277,10 +277,9 @@ def _syntax_digest(source: bytes) -> str:
 
 
 def _reward_code(source: RewardSource) -> dict[str, bytes]:
-    """The module of the reward function, and the other imported modules of the task's directory, by file."""
-    if not source.spec.reward:
+    """The modules of the reward functions, and the other imported modules of the task's directory, by file."""
+    if not source.modules:
         return {}
-    own_module = source.spec.reward.partition(":")[0]
     directory = source.manifest_directory.resolve()
     code = {}
     for name, module in list(sys.modules.items()):
@@ -288,7 +287,7 @@ def _reward_code(source: RewardSource) -> dict[str, bytes]:
         if not file or not Path(file).is_file():
             continue
         path = Path(file)  # not resolved: a mounted ConfigMap has links to a directory whose name changes
-        if name == own_module or path.parent == directory:
+        if name in source.modules or path.parent == directory:
             code[path.name] = path.read_bytes()
         elif path.is_relative_to(directory) and ".venv" not in path.parts and "site-packages" not in path.parts:
             code[path.relative_to(directory).as_posix()] = path.read_bytes()

@@ -47,6 +47,11 @@ def step_record(
             "uniform_groups": uniform,
             "reward_errors": batch.reward_errors,
             "masked_responses": int((~batch.takes_part).sum()),
+            **{
+                f"rewards/{name}": float(np.nanmean(part.astype(np.float64)))
+                for name, part in batch.reward_parts.items()
+                if not np.isnan(part).all()
+            },
             # A response of one token that has finished is only the end of the sequence.
             "empty_responses": int(((lengths == 0) | ((lengths == 1) & batch.finished)).sum()),
             "continued_responses": len(batch.continued),

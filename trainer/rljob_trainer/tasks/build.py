@@ -30,7 +30,7 @@ def build_task(
     return Task(
         name=spec.name,
         items=build_items(spec, tokenizer, manifest_directory, seed),
-        reward=RewardSource(spec, manifest_directory, seed).load(),
+        rewards=RewardSource(spec, manifest_directory, seed).load(),
         prompt_format=PromptFormat(
             tokenizer,
             spec.prompt_template,

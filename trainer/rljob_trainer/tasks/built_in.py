@@ -1,7 +1,7 @@
 """The modules of the built-in tasks (`rljob_api.task_args.TASKS`), by name.
 
 Each has `items(args, context)`, the items of the task, and, if the task has its own reward,
-`reward(args, answer_spec, context)`. Both raise `BadInput`.
+`reward(args, context)`, its reward function. Both raise `BadInput`.
 """
 
 from __future__ import annotations

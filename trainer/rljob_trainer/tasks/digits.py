@@ -5,13 +5,11 @@ The reward is dense: the fraction of the response tokens that are the digit, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rljob_api.task import AnswerSpec
 from rljob_api.task_args import DigitsArgs
 from rljob_client.errors import BadInput
-from rljob_trainer.rollout_batch import Completion
 from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.task import Item
 
@@ -29,16 +27,9 @@ class Digits:
         return Item(question=f"{index}:", record={"digit": index, "token_id": self._token_ids[index]})
 
 
-@dataclass(frozen=True, slots=True)
-class ShareOfDigit:
+def share_of_digit(record: dict[str, Any], completion_ids: Sequence[int]) -> float:
     """Fraction of the response tokens that are the digit; 0.0 for an empty response."""
-
-    name: str = "digits"
-
-    def __call__(self, record: dict[str, Any], completion: Completion) -> float:
-        if not completion.token_ids:
-            return 0.0
-        return list(completion.token_ids).count(record["token_id"]) / len(completion.token_ids)
+    return list(completion_ids).count(record["token_id"]) / len(completion_ids) if completion_ids else 0.0
 
 
 def items(_args: DigitsArgs, context: TaskContext) -> Digits:
@@ -46,9 +37,9 @@ def items(_args: DigitsArgs, context: TaskContext) -> Digits:
     return Digits(context.tokenizer)
 
 
-def reward(_args: DigitsArgs, _answer: AnswerSpec | None, _context: TaskContext) -> ShareOfDigit:
+def reward(_args: DigitsArgs, _context: TaskContext) -> Callable[..., float]:
     """The share of the tokens that are the digit."""
-    return ShareOfDigit()
+    return share_of_digit
 
 
 def _only_token(tokenizer: Any, text: str) -> int:

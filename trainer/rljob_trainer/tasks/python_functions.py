@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sized
 from itertools import islice
@@ -54,22 +53,6 @@ def _item(record: Any, where: str) -> Item:
             f"that {error_text(error)}; use numbers, strings, lists and dicts"
         ) from error
     return Item(question, record)
-
-
-def require_reward_signature(function: Callable[..., Any], reference: str) -> None:
-    """Raise `BadInput` if `function` cannot be called with an answer and a record."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # a builtin without a signature
-    try:
-        signature.bind("", {})
-    except TypeError as error:
-        name = reference.partition(":")[2]
-        raise BadInput(
-            f"task.reward {reference}: expected {name}(answer: str, record: dict) -> float, found {name}{signature} "
-            f"({error})"
-        ) from None
 
 
 def load_function(reference: str, directory: Path) -> Callable[..., Any]:

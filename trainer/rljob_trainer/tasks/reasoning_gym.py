@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from rljob_api.task import AnswerSpec
 from rljob_api.task_args import ReasoningGymArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.tasks.built_in import TaskContext
 from rljob_trainer.tasks.item_fields import question_of
-from rljob_trainer.tasks.rewards import AnswerReward
 from rljob_trainer.tasks.task import Item
 from rljob_trainer.tasks.user_code import error_text, is_stop, short_repr, user_code
 
@@ -46,9 +44,10 @@ def items(args: ReasoningGymArgs, context: TaskContext) -> ReasoningGymItems:
     return ReasoningGymItems(args, context.seed)
 
 
-def reward(args: ReasoningGymArgs, answer_spec: AnswerSpec | None, context: TaskContext) -> AnswerReward:
+def reward(args: ReasoningGymArgs, context: TaskContext) -> Callable[..., float]:
     """The `score_answer` of the data set, from 0 to 1."""
-    return AnswerReward("reasoning-gym", items(args, context).dataset.score_answer, answer_spec)
+    verifier: Callable[..., float] = items(args, context).dataset.score_answer
+    return verifier
 
 
 def _create(args: ReasoningGymArgs, seed: int) -> Any:

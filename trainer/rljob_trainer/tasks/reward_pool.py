@@ -7,6 +7,7 @@ start any.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -19,18 +20,20 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from rljob_client.errors import BadInput
 from rljob_memory.host_watch import is_nearly_full
-from rljob_trainer.rollout_batch import Completion, Prompt
+from rljob_trainer.rollout_batch import Prompt
 from rljob_trainer.tasks.reward_source import RewardSource
-from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring
+from rljob_trainer.tasks.rewards import Response, Reward
+from rljob_trainer.tasks.scoring import Result, RewardFailure, Scoring, timed_out
 from rljob_trainer.tasks.user_code import error_text
 from rljob_trainer.telemetry.host_memory import host_memory
 
@@ -43,22 +46,39 @@ _LOOK_EVERY_SECONDS = 5.0
 _LOAD_SECONDS = 300.0
 """Time limit of a worker's imports."""
 
+_ROUNDS = 4
+"""Calls of an async function that a worker receives at a time, by the number of them that it makes concurrently."""
+
+_SECONDS_TO_CANCEL = 5.0
+"""Seconds beyond the time limit after which a worker is killed whose event loop does not run."""
+
 _SECONDS_TO_DIE = 5.0
 """Seconds between the end of a worker's connection and that of the worker."""
 
 
 class RewardPool:
-    """Workers that load the reward function and call it. Each is served by a thread of its own.
+    """Workers that load the reward functions and call them. Each is served by a thread of its own.
 
     The pool starts with one worker, and grows while calls wait. A worker whose call exceeds the time limit is killed,
     with the processes that it has started, and replaced; so is one that dies. One that leaks is replaced between two
-    calls.
+    calls. The calls of an async function that wait are made concurrently, by one worker at a time.
     """
 
-    def __init__(self, source: RewardSource, *, workers: int, timeout_seconds: float, log: Path | None = None) -> None:
-        """`workers`: maximum number. `timeout_seconds`: limit of each call. `log`: receives the output of the
-        function."""
+    def __init__(
+        self,
+        source: RewardSource,
+        rewards: Sequence[Reward],
+        *,
+        workers: int,
+        timeout_seconds: float,
+        log: Path | None = None,
+    ) -> None:
+        """`rewards`: what the source loads. `workers`: maximum number. `timeout_seconds`: limit of each call. `log`:
+        receives the output of the functions."""
         self._source = source
+        self._rewards = rewards
+        self._concurrent = set[int]()
+        """Places of the async functions that a worker is calling."""
         self._most_workers = max(workers, 1)
         self._timeout_seconds = timeout_seconds
         self._log = log
@@ -92,16 +112,15 @@ class RewardPool:
         cannot be pickled. Calls of an earlier step that have not begun are dropped."""
         with self._changed:
             self._calls.clear()
-        return Scoring(prompts, group_size, self._submit)
+        return Scoring(prompts, group_size, self._rewards, self._submit)
 
     @property
     def worker_ids(self) -> list[int]:
         """Process ids of the workers."""
         return [worker.process.pid for worker in list(self._workers)]
 
-    def _submit(self, record: dict[str, Any], completion: Completion) -> Future[Result]:
-        # The function sees the text; tokens would only be copied.
-        call = _Call(record, replace(completion, token_ids=(), logprobs=()))
+    def _submit(self, place: int, responses: list[Response]) -> Future[list[Result]]:
+        call = _Call(place, responses)
         with self._changed:
             self._calls.append(call)
             self._changed.notify()
@@ -122,7 +141,8 @@ class RewardPool:
             if self._closing or not self._calls:
                 return
             count = len(self._threads)
-            has_waited = time.monotonic() - self._calls[0].queued_at >= _BACKLOG_SECONDS
+            first = self._first_call()
+            has_waited = first is not None and time.monotonic() - first.queued_at >= _BACKLOG_SECONDS
             if has_waited and sum(worker.loaded for worker in self._workers) == count:
                 for _ in range(min(count, self._most_workers - count, len(self._calls))):
                     self._add_worker()
@@ -135,16 +155,18 @@ class RewardPool:
     # --- the thread of one worker ---
 
     def _serve(self) -> None:
-        worker, call = None, None
+        worker, calls = None, list[_Call]()
         try:
             while not self._closing:
                 if worker is None or not worker.alive or worker.leaks():
                     worker = self._started(worker)
-                if (call := self._next_call()) is not None:
-                    worker.make(call, self._timeout_seconds)
+                if calls := self._next_calls():
+                    worker.make(calls, self._rewards[calls[0].place], self._timeout_seconds)
+                    self._made(calls)
         except BaseException as error:
-            if call is not None and not call.result.done():
-                call.result.set_exception(error)
+            for call in calls:
+                if not call.result.done():
+                    call.result.set_exception(error)
             self._fail(error)
         finally:
             self._end(worker)
@@ -169,12 +191,32 @@ class RewardPool:
         worker.wait_until_loaded()
         return worker
 
-    def _next_call(self) -> _Call | None:
-        """Wait for a call; None if the pool closes."""
+    def _next_calls(self) -> list[_Call]:
+        """Wait for a call, or calls of one async function; none if the pool closes."""
         with self._changed:
-            while not self._calls and not self._closing:
-                self._changed.wait()
-            return None if self._closing else self._calls.popleft()
+            while not self._closing:
+                if (call := self._first_call()) is None:
+                    self._changed.wait()
+                    continue
+                if not (reward := self._rewards[call.place]).is_async:
+                    self._calls.remove(call)
+                    return [call]
+                self._concurrent.add(call.place)
+                same = (each for each in self._calls if each.place == call.place)
+                taken = dict.fromkeys(islice(same, _ROUNDS * reward.concurrency))
+                self._calls = deque(each for each in self._calls if each not in taken)
+                return list(taken)
+        return []
+
+    def _first_call(self) -> _Call | None:
+        """The first call that a worker can make."""
+        return next((call for call in self._calls if call.place not in self._concurrent), None)
+
+    def _made(self, calls: list[_Call]) -> None:
+        if calls[0].place in self._concurrent:
+            with self._changed:
+                self._concurrent.discard(calls[0].place)
+                self._changed.notify_all()
 
     def _end(self, worker: _Worker | None) -> None:
         if worker is not None:
@@ -184,13 +226,14 @@ class RewardPool:
             worker.end()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """A call of the reward function."""
+    """A call of a reward function."""
 
-    record: dict[str, Any]
-    completion: Completion
-    result: Future[Result] = field(default_factory=Future)
+    place: int
+    """Place of the function in the list of them."""
+    responses: list[Response]
+    result: Future[list[Result]] = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
     """Time on the monotonic clock."""
 
@@ -248,29 +291,38 @@ class _Worker:
             raise BadInput(f"a process for rewards cannot load the reward function: {message}")
         self.loaded = True
 
-    def make(self, call: _Call, timeout_seconds: float) -> None:
-        """Set the result of the call. The worker is not `alive` afterwards if it died or exceeded the time limit."""
+    def make(self, calls: list[_Call], reward: Reward, timeout_seconds: float) -> None:
+        """Set the results of calls of `reward`. The worker is not `alive` afterwards if it died or exceeded the time
+        limit."""
+        place = calls[0].place
         try:
-            data = pickle.dumps((call.record, call.completion))
+            data = pickle.dumps((place, [call.responses for call in calls], timeout_seconds))
         except BaseException as error:  # classes of the user
-            call.result.set_exception(
-                BadInput(
-                    "expected records that can be pickled, since rewards are computed in other processes, found one "
-                    f"that {error_text(error)}; use numbers, strings, lists and dicts"
-                )
+            unsent = BadInput(
+                "expected records that can be pickled, since rewards are computed in other processes, found one "
+                f"that {error_text(error)}; use numbers, strings, lists and dicts"
             )
+            for call in calls:
+                call.result.set_exception(unsent)
             return
+        limit_seconds = timeout_seconds
+        if reward.is_async:  # the worker itself ends each call at the limit
+            limit_seconds = math.ceil(len(calls) / reward.concurrency) * timeout_seconds + _SECONDS_TO_CANCEL
+        found: list[list[Result]] | RewardFailure
         try:
             self._connection.send_bytes(data)
-            if self._connection.poll(timeout_seconds):
-                call.result.set_result(self._connection.recv())
+            if self._connection.poll(limit_seconds):
+                found = self._connection.recv()
                 self._next_look = self._next_look or time.monotonic()
-                return
-            failure = f"took more than {timeout_seconds:g} s (task.rewardTimeoutSeconds)"
+            else:
+                self.alive, found = False, timed_out(timeout_seconds)
         except (EOFError, OSError):
-            failure = self._death()
-        self.alive = False
-        call.result.set_result(RewardFailure(failure))
+            self.alive, found = False, RewardFailure(self._death())
+        if isinstance(found, RewardFailure):
+            result = 0.0 if reward.built_in.bounded and not self.alive else found
+            found = [[result] * len(call.responses) for call in calls]
+        for call, results in zip(calls, found, strict=True):
+            call.result.set_result(results)
 
     def leaks(self) -> bool:
         """True if its memory has doubled and the container is nearly full. It looks once in a while."""

@@ -12,20 +12,20 @@ import sys
 from multiprocessing.connection import Connection
 
 from rljob_client.errors import BadInput
-from rljob_trainer.tasks.scoring import RewardFailure, compute_reward
+from rljob_trainer.tasks.scoring import RewardFailure, compute_rewards
 from rljob_trainer.tasks.user_code import error_text
 
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(connection: Connection) -> None:
-    """Receive the source of the reward function, then calls, until the connection closes.
+    """Receive the source of the reward functions, then calls of one of them, until the connection closes.
 
-    Sends None, or the message of a failure, once the function is loaded; then the result of each call.
+    Sends None, or the message of a failure, once the functions are loaded; then the results of the calls.
     """
     try:
         source = connection.recv()
-        reward = source.load()
+        rewards = source.load()
         # For processes that the function starts with multiprocessing, which have this import path.
         sys.path.append(str(source.manifest_directory.resolve()))
     except BaseException as error:  # user code may raise anything
@@ -34,13 +34,13 @@ def serve(connection: Connection) -> None:
     connection.send(None)
     while True:
         try:
-            record, completion = connection.recv()
+            place, calls, timeout_seconds = connection.recv()
         except EOFError:
             return
         except BaseException as error:  # classes of the user
             connection.send(RewardFailure(f"could not get the record, which {error_text(error)}"))
             continue
-        connection.send(compute_reward(reward, record, completion))
+        connection.send(compute_rewards(rewards[place], calls, timeout_seconds))
 
 
 def _end_with(parent: int) -> None:

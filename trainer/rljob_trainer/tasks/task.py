@@ -13,7 +13,7 @@ from rljob_client.errors import BadInput
 from rljob_trainer.rollout_batch import Prompt
 from rljob_trainer.tasks.item_fields import Conversation
 from rljob_trainer.tasks.prompt_format import PromptFormat
-from rljob_trainer.tasks.scoring import Reward
+from rljob_trainer.tasks.rewards import Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Task:
 
     name: str
     items: ItemSource
-    reward: Reward
+    rewards: Sequence[Reward]
     prompt_format: PromptFormat
 
     max_prompt_tokens: int

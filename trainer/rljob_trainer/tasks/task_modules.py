@@ -109,15 +109,16 @@ _LIMIT = "MAX_STALENESS"
 
 
 def require_staleness_allowed(spec: RLJobSpec, directory: Path) -> None:
-    """Raise `BadInput` if a module of `task.name` or `task.reward` has a MAX_STALENESS below `algorithm.maxStaleness`.
+    """Raise `BadInput` if a module of `task.name` or of a reward has a MAX_STALENESS below `algorithm.maxStaleness`.
 
     Modules may be in `directory`. Without stale rollouts, none is imported.
     """
     requested = spec.algorithm.max_staleness
     if requested == 0:
         return
-    for field, reference in (("task.name", spec.task.name), ("task.reward", spec.task.reward)):
-        if reference is None or ":" not in reference:  # built-in
+    rewards = [("task.rewards" if spec.task.rewards else "task.reward", r.source) for r in spec.task.reward_functions]
+    for field, reference in [("task.name", spec.task.name), *rewards]:
+        if ":" not in reference:  # built-in
             continue
         module = load_module(reference, directory)
         with user_code(f"the module {module.__name__}"):

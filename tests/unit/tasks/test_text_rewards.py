@@ -1,0 +1,95 @@
+"""Built-in rewards that read the text of a response, with values computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rljob_api.reward import BUILT_IN_REWARDS
+from rljob_client.errors import BadInput
+from rljob_trainer.rewards import BUILT_IN
+
+
+def reward(name: str, arguments: dict[str, Any], **values: Any) -> float | None:
+    args = BUILT_IN_REWARDS[name].model_validate(arguments, by_alias=True, by_name=False)
+    result: float | None = BUILT_IN[name].load(name)(args=args, **values)
+    return result
+
+
+def test_every_name_has_arguments_and_a_function() -> None:
+    assert BUILT_IN.keys() | {"task"} == BUILT_IN_REWARDS.keys()
+    assert all(callable(own.load(name)) for name, own in BUILT_IN.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "record", "value"),
+    [
+        ({}, " Paris ", {"answer": "Paris"}, 1),
+        ({}, "paris", {"answer": "Paris"}, 0),
+        ({"ignoreCase": True}, "paris", {"answer": "Paris"}, 1),
+        ({}, "7", {"answer": 7}, 1),
+        ({}, "seven", {"answer": ["7", "seven"]}, 1),
+        ({"answerField": "solution"}, "7", {"answer": "8", "solution": "7"}, 1),
+        ({"answerField": "solution"}, "7", {"answer": "7"}, None),
+        ({"choices": ["A", "B", "C"]}, "Not A, but (B).", {"answer": "B"}, 1),
+        ({"choices": ["A", "B", "C"]}, "BAD", {"answer": "B"}, 0),
+        ({"choices": ["A", "B"], "ignoreCase": True}, "it is b", {"answer": "B"}, 1),
+        ({"choices": ["1", "10"]}, "10", {"answer": "10"}, 1),
+    ],
+)
+def test_exact_match(arguments: dict[str, Any], answer: str, record: dict[str, Any], value: float | None) -> None:
+    assert reward("exact_match", arguments, answer=answer, record=record) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "value"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", 1),
+        (r"so \boxed{\frac{1}{3}}", "0.5", 0),
+        ("the answer is 1,000", "1000", 1),
+        (r"$\{1, 2\}$", r"\{2, 1\}", 1),
+        ("x", r"\frac{1}{2}", 0),
+        ("", "4", 0),
+        ("4", ["3", "4"], 1),
+        ("4", None, None),
+        ("4", "", None),
+    ],
+)
+def test_math_verify(answer: str, expected: Any, value: float | None) -> None:
+    assert reward("math_verify", {}, answer=answer, record={"answer": expected}) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "completion", "value"),
+    [
+        ("regex", {"pattern": r"\d+$"}, "it is 7", 1),
+        ("regex", {"pattern": r"\d+", "wholeResponse": True}, "it is 7", 0),
+        ("regex", {"pattern": "a.b"}, "a\nb", 1),
+        ("format", {}, "<think>\nwhy\n</think>\n<answer>7</answer>\n", 1),
+        ("format", {}, "<think>a</think> so <answer>7</answer>", 0),
+        ("format", {}, "<answer>7</answer><think>a</think>", 0),
+        ("format", {}, "<think>a<think>b</think><answer>7</answer>", 0),
+        ("format", {}, "<think>a</think><answer>7</answer><answer>8</answer>", 0),
+        ("format", {"tags": ["answer"]}, "<answer><b>7</b></answer>", 1),
+        ("format", {}, "", 0),
+    ],
+)
+def test_patterns_and_formats(name: str, arguments: dict[str, Any], completion: str, value: float) -> None:
+    assert reward(name, arguments, completion=completion) == value
+
+
+@pytest.mark.parametrize(("tokens", "value"), [(0, 0), (80, 0), (90, -0.5), (100, -1), (101, -1)])
+def test_length_falls_over_the_buffer(tokens: int, value: float) -> None:
+    arguments = {"maxTokens": 100, "bufferTokens": 20}
+    assert reward("length", arguments, completion_ids=[1] * tokens) == pytest.approx(value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    monkeypatch.delitem(sys.modules, "rljob_trainer.rewards.mathematics", raising=False)
+    with pytest.raises(BadInput, match=r"needs the package math-verify.*rljob-trainer\[data\]"):
+        BUILT_IN["math_verify"].load("math_verify")
+    monkeypatch.delitem(sys.modules, "rljob_trainer.rewards.mathematics", raising=False)
