@@ -157,8 +157,8 @@ def init(
         str | None,
         typer.Option(
             metavar="TASK",
-            help="digits, a data set of reasoning-gym such as chain_sum, a file of prompts such as prompts.jsonl, or "
-            "module:function.",
+            help="digits, a data set of reasoning-gym such as chain_sum, one of the hub such as openai/gsm8k, a file "
+            "such as prompts.jsonl or prompts.parquet, or module:function.",
         ),
     ] = None,
     reward: Annotated[

@@ -16,6 +16,7 @@ from rljob_api.manifest.problems import schema_of
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_api.manifest.yaml_document import read_documents, yaml_text
 from rljob_api.metadata import API_VERSION
+from rljob_api.task_args import DATA_FORMATS
 
 _TINY_MODEL = "random://qwen3?hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1"
 _SMALL_MODEL = "hf://Qwen/Qwen3-0.6B"
@@ -104,11 +105,13 @@ def manifest_of(choices: Choices) -> dict[str, Any]:
 
 
 def _task(given: str) -> dict[str, Any]:
-    """A task by its name, its Python function, its file of prompts, or its data set in reasoning-gym."""
+    """A task by its name, its Python function, its file of prompts, or its data set."""
     if given.endswith(".jsonl"):
         return {"name": "jsonl", "args": {"path": given}}
     if given == "digits" or ":" in given:
         return {"name": given}
+    if "/" in given or Path(given).suffix.removeprefix(".") in DATA_FORMATS:
+        return {"name": "dataset", "args": {"path": given}}
     return {"name": "reasoning-gym", "args": {"dataset": given}}
 
 

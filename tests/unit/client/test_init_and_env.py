@@ -35,6 +35,19 @@ def rljob(*arguments: str | Path) -> Result:
             {"name": "my-prompts", "task": "jsonl", "gpus": (1, 1)},
         ),
         (
+            [
+                "--task",
+                "openai/gsm8k",
+                "--reward",
+                "rewards:score",
+                "--set",
+                "task.args.name=main",
+                "--algorithm",
+                "gspo",
+            ],
+            {"name": "gsm8k", "task": "dataset", "gpus": (1, 1)},
+        ),
+        (
             ["--task", "tasks:items", "--reward", "tasks:score", "--set", "algorithm.groupSize=4"],
             {"name": "tasks", "task": "tasks:items", "gpus": (1, 1)},
         ),
