@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +99,9 @@ class SimulatedRoles:
     `failures`: kind of failure by call, given as a number or as in `update 3`. `later`: the same, after one has failed.
     """
 
+    cut_members: Container[int] = ()
+    """Responses of each group that are cut at the token limit, by their number."""
+
     def __init__(self, failures: Mapping[Any, str], ranks: int = 1) -> None:
         self.failures = dict(failures)
         self.later: dict[str, str] = {}
@@ -178,7 +181,11 @@ class SimulatedRoles:
 
         def group(seed: int, group_size: int) -> list[Completion]:
             digests = [hashlib.sha256(f"{weights}/{seed}/{member}".encode()).digest() for member in range(group_size)]
-            return [Completion(list(each[:4]), [-1.0] * 4, True, each.hex()) for each in digests]
+            cut = self.cut_members
+            return [
+                Completion(list(each[:4]), [-1.0] * 4, member not in cut, each.hex())
+                for member, each in enumerate(digests)
+            ]
 
         def finish() -> tuple[list[Any], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"

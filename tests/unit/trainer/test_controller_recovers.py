@@ -212,6 +212,7 @@ class ResumedJob:
     partial: int = 0
     max_rounds: int = 0
     """Rounds of dynamic sampling; 0: none."""
+    mask_truncated: bool = False
     every_steps: int = 2
     """Between checkpoints."""
     functions: Sequence[Reward] = (ECHO,)
@@ -287,6 +288,7 @@ class ResumedJob:
                 max_staleness=self.staleness,
                 partial_rollout_prompts=self.partial,
                 dynamic_sampling=DynamicSamplingSpec(max_rounds=self.max_rounds) if self.max_rounds else None,
+                mask_truncated=self.mask_truncated,
             ),
             task=TaskSpec.model_construct(name="digits", on_reward_error="Zero"),
             recovery=RecoverySpec(max_steps_without_learning=0),
@@ -423,6 +425,20 @@ def test_stale_rollouts_are_repeated_with_the_weights_of_their_step(tmp_path: Pa
     roles, _, _ = failing.attempt(SimulatedRoles({"generate 5": WHOLE}))
     assert roles.updates == [1, 2, 3, 4, 3, 4, 5, 6], "back to the checkpoint of step 2, and to step 3 for the engine"
     assert (failing.rewards, failing.model) == (whole.rewards, whole.model)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_truncated_responses_take_no_part_if_they_are_masked(tmp_path: Path, masked: bool) -> None:
+    """Then, the other response of each group has nothing to be compared with."""
+    job, roles = ResumedJob(tmp_path, steps=2, mask_truncated=masked), SimulatedRoles({})
+    roles.cut_members = {1}
+    job.attempt(roles)
+    batch = RolloutJournal(tmp_path / "journal").load(2)
+    assert batch.takes_part.tolist() == [True, not masked] * 2
+    assert bool(batch.advantages.any()) is not masked
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        metrics = ledger.steps[-1].metrics
+    assert (metrics["masked_responses"], metrics["uniform_groups"]) == ((2, 1.0) if masked else (0, 0.0))
 
 
 def test_a_step_continues_what_the_step_before_has_left(tmp_path: Path) -> None:
