@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rljob_client.cli import app
 from rljob_client.errors import OutputUnavailable
 from rljob_client.fetch_command import (
     IncompleteArchive,
@@ -18,6 +20,7 @@ from rljob_client.fetch_command import (
     reader_pod,
     start_obstacle,
 )
+from rljob_client.model_files import is_model, model_of_step
 from rljob_client.run_directory.durable_files import require_free
 from tests.unit.operator.objects.builders import job, objects, pod_of
 from tests.unit.operator.objects.pod_security import restricted_violations
@@ -93,3 +96,15 @@ def test_the_reader_pod_is_restricted_and_like_those_of_the_job() -> None:
 )
 def test_the_obstacle_of_a_reader_pod_is_named(status: dict[str, Any], obstacle: str | None) -> None:
     assert start_obstacle({"status": status}) == obstacle
+
+
+def test_the_step_of_a_model_is_a_number_or_best() -> None:
+    refused = CliRunner().invoke(app, ["fetch", "sums", "--step", "last"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "expected the number of a step, or best, found last" in refused.output
+    assert model_of_step(40) == "models/step-000040"
+    assert [path for path in ("model", "best", "models/step-000040", "models", "logs") if is_model(path)] == [
+        "model",
+        "best",
+        "models/step-000040",
+    ]
