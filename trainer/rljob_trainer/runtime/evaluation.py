@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.evaluation import EvaluationScore, EvaluationSpec
@@ -92,6 +94,9 @@ class Evaluation:
         samples, metric = self.spec.samples_per_prompt, self.spec.best_metric
         metrics = evaluation_metrics(scored.rewards, responses.completions, samples, self.spec.success_reward)
         metrics["reward_errors"] = scored.failures
+        for name, part in scored.parts.items():
+            if given := [value for value in part if not math.isnan(value)]:
+                metrics[f"rewards/{name}"] = fmean(given)
         score = EvaluationScore(step=step, metric=metric, score=metrics[metric])
         best = best_score(records, metric)
         return EvaluationRecord(
