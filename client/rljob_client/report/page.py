@@ -154,11 +154,11 @@ def _facts(run: RunContents) -> Iterator[tuple[str, str, str]]:
         window = f"mean of {summary.reward_window_steps} steps" if summary.reward_window_steps > 1 else "last step"
         stayed = "within the noise" if summary.reward_trend == "stayed" else ""
         yield "Reward now", reward_text(summary.last_reward), ", ".join(filter(None, (first, window, stayed)))
-    measured = [record for record in evaluation_records(run.records) if "reward_mean" in record.metrics]
-    if measured:
-        best = max(measured, key=lambda record: record.metrics["reward_mean"])
-        note = f"best {reward_text(best.metrics['reward_mean'])} after step {best.step}"
-        yield "Evaluation", reward_text(measured[-1].metrics["reward_mean"]), note
+    evaluations = evaluation_records(run.records)
+    if evaluations and (status := evaluations[-1].status) is not None:
+        best = status.best
+        note = f"{best.metric}, best {reward_text(best.score)} after step {best.step}"
+        yield "Evaluation", reward_text(status.last.score), note
     if summary.step_seconds is not None:
         yield "Tokens per second", f"{summary.tokens_per_second:,.0f}", f"{summary.step_seconds.mean:.3g} s a step"
     hours = run.run_seconds / 3600

@@ -7,6 +7,7 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rljob_api.evaluation import EvaluationScore
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_failure import DeviceMemory, FailureKind, MemoryFailure
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
@@ -36,9 +37,7 @@ def write_run(directory: Path, steps: int = 40, *, is_ended: bool = True) -> Pat
     (directory / "job.yaml").write_text(MANIFEST)
     with Ledger(directory / "ledger.jsonl") as ledger:
         ledger.begin_attempt(BEGUN, {"torch": "2.13.0", "odd": HOSTILE}, {}, {})
-        ledger.record(
-            EvaluationRecord(attempt=1, step=0, prompts=8, samples_per_prompt=1, metrics=scores(0), seconds=1)
-        )
+        ledger.record(evaluation(1, 0))
         for step in range(1, steps + 1):
             if step == 3:
                 ledger.record(FaultRecord(attempt=1, fault_class="ActivationSpike", phase="update", step=3, rank=0))
@@ -58,9 +57,7 @@ def write_run(directory: Path, steps: int = 40, *, is_ended: bool = True) -> Pat
                 committed_at=begun + 10 * step + 15,
             )
             ledger.commit(record)
-        ledger.record(
-            EvaluationRecord(attempt=2, step=steps, prompts=8, samples_per_prompt=1, metrics=scores(steps), seconds=1)
-        )
+        ledger.record(evaluation(2, steps))
         if is_ended:
             summary = summarize(ledger.records, job="sums", total_steps=40, exit_code=ExitCode.COMPLETE)
             (directory / "summary.json").write_bytes(summary.to_json())
@@ -80,8 +77,12 @@ def write_run(directory: Path, steps: int = 40, *, is_ended: bool = True) -> Pat
     return directory
 
 
-def scores(step: int) -> dict[str, float]:
-    return {"reward_mean": 0.01 * step, "pass@1": 0.01 * step}
+def evaluation(attempt: int, step: int) -> EvaluationRecord:
+    metrics = {"reward_mean": 0.01 * step, "pass@1": 0.01 * step}
+    best = EvaluationScore(step=step, metric="reward_mean", score=0.01 * step)
+    return EvaluationRecord(
+        attempt=attempt, step=step, prompts=8, samples_per_prompt=1, metrics=metrics, seconds=1, best=best
+    )
 
 
 def change(time: float, *, preventive: bool = False) -> PlanChange:

@@ -30,7 +30,7 @@ def test_a_complete_run_has_every_section(tmp_path: Path) -> None:
     for expected in (
         "sums Complete all steps are committed",
         "Steps 40 of 40 in 2 attempts",
-        "Evaluation 0.400 best 0.400 after step 40",
+        "Evaluation 0.400 reward_mean, best 0.400 after step 40",
         "Tokens per second 100",
         "Memory over time GPU 0, the fullest:",
         "GiB of 80.00 GiB (dashed)",
