@@ -57,7 +57,7 @@ class EvaluationSpec(ApiModel):
     max_response_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Maximum tokens of a response, at most algorithm.maxResponseTokens, which is the default."""
 
-    success_reward: float = Field(default=1.0, ge=-1e38, le=1e38)
+    success_reward: float = Field(default=1.0, ge=-1e15, le=1e15)
     """A response with at least this reward is a success, in avg@k and pass@k."""
 
     best_metric: str = Field(default=REWARD_MEAN, max_length=64)
