@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from rljob_api.exit_codes import ExitCode
+from rljob_client.run_directory.ledger import Ledger
 from rljob_cluster.control_plane import ControlPlane
 from rljob_testing.operator.kubelet_server import KubeletServer
 from rljob_testing.operator.watched_job import WatchedJob
@@ -145,6 +146,10 @@ def test_files_of_a_job_are_written_here(plugin: Plugin, job: WatchedJob, volume
     resolve_model("random://qwen3?hidden=32&layers=1&heads=2&kvHeads=2", tmp_path / "cache").rename(volume / "model")
     assert plugin("model", "job").stdout == "runs/job/model\n"
     assert (tmp_path / "runs" / "job" / "model" / "config.json").is_file()
+    with Ledger(volume / "ledger.jsonl") as ledger:
+        ledger.begin_attempt(0.0, {}, {}, {})
+    assert plugin("report", "job").stdout == "job.html\n"
+    assert (tmp_path / "job.html").is_file()
     assert "GiB" in plugin("plan", str(EXAMPLES / "digits.yaml")).stdout
 
 
