@@ -28,7 +28,7 @@ class LocalImage:
     """Readable size of all layers."""
     labels: Mapping[str, str]
     digest: str = ""
-    """Of its manifest, with the algorithm; empty if the store does not know it."""
+    """Digest of its manifest, with the algorithm; empty if the store does not know it."""
 
 
 class Builder(ABC):

@@ -26,7 +26,7 @@ PPO = algorithm_of()
 
 
 @dataclass
-class Tokens:
+class ResponseTokens:
     """T response tokens: tensors of [T]."""
 
     logprobs: Tensor
@@ -63,11 +63,11 @@ class Tokens:
             reference_logprobs=self.reference_logprobs,
         )
 
-    def __getitem__(self, rows: slice) -> Tokens:
-        return Tokens(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+    def __getitem__(self, rows: slice) -> ResponseTokens:
+        return ResponseTokens(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
 
-def one_token(ratio: float, advantage: float, **values: float) -> Tokens:
+def one_token(ratio: float, advantage: float, **values: float) -> ResponseTokens:
     """A token whose ratio policy / old policy is `ratio`; the engine agrees with the old one unless `values` differ."""
     old = -1.0
     tensors: dict[str, Any] = {
@@ -79,7 +79,7 @@ def one_token(ratio: float, advantage: float, **values: float) -> Tokens:
         "loss_weights": torch.ones(1),
         "mean_weights": torch.ones(1),
     }
-    return Tokens(**(tensors | {name: torch.tensor([value]) for name, value in values.items()}))
+    return ResponseTokens(**(tensors | {name: torch.tensor([value]) for name, value in values.items()}))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_kl_and_entropy_enter_with_their_coefficients(reference: float, kl: floa
     assert not any(value.requires_grad for value in (metrics.sums | metrics.maxima).values()), "the graph is kept"
 
 
-def random_tokens(seed: int, count: int) -> Tokens:
+def random_tokens(seed: int, count: int) -> ResponseTokens:
     generator = torch.Generator().manual_seed(seed)
     normal = lambda scale: torch.randn(count, generator=generator) * scale  # noqa: E731
     old = -2 + normal(0.5)
     kept = (torch.rand(count, generator=generator) > 0.2).float()
-    return Tokens(
+    return ResponseTokens(
         logprobs=(old + normal(0.4)).requires_grad_(),
         entropy=normal(1.0).abs().requires_grad_(),
         old_logprobs=old,
@@ -155,7 +155,7 @@ def random_tokens(seed: int, count: int) -> Tokens:
     )
 
 
-def straightforward_loss(tokens: Tokens, algorithm: AlgorithmSpec) -> float:
+def straightforward_loss(tokens: ResponseTokens, algorithm: AlgorithmSpec) -> float:
     """The same formulas over Python floats, token by token."""
     columns = [tokens.logprobs, tokens.entropy, tokens.old_logprobs, tokens.rollout_logprobs, tokens.advantages]
     columns += [tokens.loss_weights, tokens.reference_logprobs]  # type: ignore[list-item]

@@ -98,7 +98,7 @@ def test_no_failure_changes_an_evaluation_or_a_step(
 
 
 def test_an_engine_that_fails_repeats_the_evaluation_and_no_step(tmp_path: Path) -> None:
-    class Recorded(SimulatedRoles):
+    class RecordedRoles(SimulatedRoles):
         def generate(self, step: int, *arguments: Any) -> SimulatedGeneration:
             calls.append(step)
             if calls == [1, 2, 3, 3]:  # the second is that of the evaluation
@@ -107,7 +107,7 @@ def test_an_engine_that_fails_repeats_the_evaluation_and_no_step(tmp_path: Path)
 
     calls: list[int] = []
     job = ResumedJob(tmp_path, evaluation=EvaluationSpec(args={}, every_steps=3, at_start=False))
-    roles, listener, _ = job.attempt(Recorded({}))
+    roles, listener, _ = job.attempt(RecordedRoles({}))
     assert calls == [1, 2, 3, 3, 3, 4, 5, 6, 6]
     assert roles.updates == [1, 2, 3, 4, 5, 6]
     assert listener.evaluated_steps == [3, 6]
@@ -116,7 +116,7 @@ def test_an_engine_that_fails_repeats_the_evaluation_and_no_step(tmp_path: Path)
 def test_an_evaluation_has_a_time_limit_by_its_work_and_no_fault_of_a_step(tmp_path: Path) -> None:
     from rljob_trainer.roles.time_limit import current_limit
 
-    class RecordedLimits(SimulatedRoles):
+    class LimitsOfEvaluations(SimulatedRoles):
         def generate(self, step: int, *arguments: Any) -> SimulatedGeneration:
             limit = current_limit()
             assert limit is not None
@@ -125,7 +125,7 @@ def test_an_evaluation_has_a_time_limit_by_its_work_and_no_fault_of_a_step(tmp_p
 
     limits: list[tuple[int, float]] = []
     job = ResumedJob(tmp_path, steps=2, evaluation=EvaluationSpec(args={}, samples_per_prompt=4, temperature=1.0))
-    job.attempt(RecordedLimits({}))
+    job.attempt(LimitsOfEvaluations({}))
     assert limits == [(0, 5 * 3600), (1, 600), (2, 600), (2, 5 * 600)], "20 responses; a step has 4"
 
 

@@ -1,4 +1,4 @@
-"""What a loss function receives: the response tokens of a micro-batch, with the response of each."""
+"""The argument of a loss function: the response tokens of a micro-batch, with the response of each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Tokens:
     """
 
     logprobs: Tensor
-    """Of the current policy, with gradient."""
+    """Log-probabilities under the current policy, with gradient."""
 
     old_logprobs: Tensor
-    """Of the policy before the first update of the step; in that update, `logprobs` without gradient."""
+    """The same under the policy before the first update of the step; in that update, `logprobs` without gradient."""
 
     rollout_logprobs: Tensor
-    """Of the engine."""
+    """The same, as the engine computed them."""
 
     advantages: Tensor
-    """Of the token's response."""
+    """Advantage of the token's response."""
 
     kept: Tensor
     """bool. False: the loss of the token is not counted."""

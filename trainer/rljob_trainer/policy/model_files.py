@@ -34,4 +34,4 @@ def write_weights(
     assert not held, "all tensors were given"
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (directory / _INDEX).write_text(json.dumps(index, indent=2))
+        (directory / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -56,7 +56,7 @@ class ModelExports:
         self.roles.export_pretrained(partial_model.absolute())
         with writing(target):
             if score is not None:
-                (partial_model / SCORE_NAME).write_text(score.model_dump_json(by_alias=True) + "\n")
+                (partial_model / SCORE_NAME).write_text(score.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
             former = target.with_name(f"{target.name}.partial-former")
             if target.exists():
                 target.rename(former)
