@@ -13,6 +13,7 @@ from rljob_testing.operator.api_client import RequestRefused, ResourceClient, re
 from rljob_testing.operator.manifests import job
 from rljob_testing.repository import ROOT
 from tests.integration.operator.conftest import Kubectl
+from tests.unit.api.test_rules import EXAMPLES
 
 Object = dict[str, Any]
 
@@ -56,71 +57,18 @@ def nested(path: str, value: Any) -> Object:
 SCHEMA = rljob_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 RULES = [rule for path, rule in rules(SCHEMA) if "oldSelf" not in rule["rule"] and not path.startswith("status")]
 IMMUTABLE_MESSAGE = "cannot change after the job is created: delete the job and create it again"
-IMMUTABLE = [path for path, rule in rules(SCHEMA) if rule["rule"] == "self == oldSelf"]
+IMMUTABLE = [
+    path
+    for path, rule in rules(SCHEMA)
+    if rule["rule"] == "self == oldSelf" and not path.startswith("spec.evaluation.task.")  # of the type of spec.task
+]
 KEPT_PRESENT_OR_ABSENT = [
     (path, rule)
     for path, rule in rules(SCHEMA)
-    if "has(oldSelf." in rule["rule"] and "cannot change" in rule["message"]
+    if "has(oldSelf." in rule["rule"] and "cannot change" in rule["message"] and "fieldPath" not in rule
 ]
 
-DISAGGREGATED: Object = {"topology": "Disaggregated"}
 JSONL: Object = {"name": "jsonl", "args": {"path": "items.jsonl"}}
-ANOTHER: Object = {"trainer": {"image": "a"}}
-UNCORRECTED = {"mode": "Disabled"}
-PARTIAL = {"partialRolloutPrompts": 4, "maxStaleness": 1}
-
-CONFLICTS: list[tuple[str, Object]] = [
-    ("model.uri", {"model": {"uri": "pvc://models/.."}}),
-    ("model.uri", {"model": {"uri": "hf://my org/qwen3"}}),
-    ("algorithm.dualClip", {"algorithm": {"dualClip": 1.0}}),
-    ("algorithm.clipLow", {"algorithm": {"name": "cispo", "clipLow": 0.1}}),
-    ("algorithm.dualClip", {"algorithm": {"name": "gspo", "dualClip": 3.0}}),
-    ("algorithm.scaleAdvantages", {"algorithm": {"name": "rloo", "scaleAdvantages": "Group"}}),
-    ("algorithm.loss", {"algorithm": {"loss": "losses.py:mine"}}),
-    ("algorithm.advantage", {"algorithm": {"advantage": "losses.py:mine"}}),
-    ("algorithm.maskTruncated", {"algorithm": {"maskTruncated": True, "ignoreEndOfSequence": True}}),
-    ("algorithm.warmupSteps", {"algorithm": {"warmupSteps": 11}}),
-    ("algorithm.updatesPerStep", {"algorithm": {"promptsPerStep": 2, "groupSize": 4, "updatesPerStep": 9}}),
-    ("task.reward", {"task": JSONL | {"reward": "rw.py:f"}}),
-    ("task.name", {"task": {"name": "items.py:load", "reward": "rw:f"}}),
-    ("task.reward", {"task": JSONL}),
-    ("task.rewards", {"task": JSONL | {"reward": "rw:f", "rewards": [{"function": "rw:f"}]}}),
-    ("task.rewards", {"task": JSONL | {"rewards": [{"function": "rw:f", "weight": 0}]}}),
-    ("task.rewards[0].name", {"task": JSONL | {"rewards": [{"name": "accuracy"}]}}),
-    ("task.rewards[0].function", {"task": JSONL | {"rewards": [{"function": "rw.py:f"}]}}),
-    ("task.systemPrompt", {"task": {"name": "digits", "systemPrompt": "Be brief.", "chatTemplate": "Never"}}),
-    ("task.files.configMap", {"task": {"name": "digits", "files": {"configMap": "a", "persistentVolumeClaim": "b"}}}),
-    ("task.files.path", {"task": {"name": "digits", "files": {"configMap": "a", "path": "data"}}}),
-    ("env[0].value", {"env": [{"name": "A"}]}),
-    ("env[0].valueFrom.secretKeyRef", {"env": [{"name": "HF_TOKEN", "valueFrom": {}}]}),
-    ("env[0].name", {"env": [{"name": "RLJOB_ROLE", "value": "x"}]}),
-    ("env[0].name", {"env": [{"name": "PYTORCH_ALLOC_CONF", "value": ""}]}),
-    ("envFrom[0].secretRef", {"envFrom": [{"prefix": "A_"}]}),
-    ("rollout.replicas", {"rollout": {"replicas": 1}}),
-    ("rollout.gpusPerReplica", {"rollout": {"gpusPerReplica": 1}}),
-    ("rollout.template", {"rollout": {"template": {}}}),
-    ("memory.rolloutSleep", {"memory": {"rolloutSleep": "Level1"}} | DISAGGREGATED),
-    ("rollout.gpusPerReplica", {"policy": {"gpusPerReplica": 0}} | DISAGGREGATED),
-    ("rollout.tensorParallelSize", {"rollout": {"gpusPerReplica": 2, "tensorParallelSize": 4}} | DISAGGREGATED),
-    ("rollout.tensorParallelSize", {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 3}} | ANOTHER),
-    ("checkpoint.volume", {"checkpoint": {"volume": {"emptyDir": {}}, "size": "1Gi"}}),
-    ("checkpoint.volume", {"checkpoint": {"volume": {"emptyDir": {}, "hostPath": {"path": "/data"}}}}),
-    ("checkpoint.retain", {"checkpoint": {"volume": {"emptyDir": {}}, "retain": True}}),
-    ("rollout.quantization", {"rollout": {"quantization": "Fp8PerTensor"}, "policy": {"gpusPerReplica": 0}}),
-    ("rollout.kvCacheDtype", {"rollout": {"kvCacheDtype": "Fp8"}, "policy": {"gpusPerReplica": 0}}),
-    ("algorithm", {"rollout": {"quantization": "Fp8PerTensor"}, "algorithm": {"importanceSampling": UNCORRECTED}}),
-    ("algorithm", {"algorithm": {"maxStaleness": 1, "importanceSampling": UNCORRECTED}} | DISAGGREGATED),
-    ("algorithm.maxStaleness", {"algorithm": {"maxStaleness": 1}}),
-    ("algorithm.partialRolloutPrompts", {"algorithm": {"partialRolloutPrompts": 4}} | DISAGGREGATED),
-    ("algorithm.partialRolloutPrompts", {"algorithm": PARTIAL | {"promptsPerStep": 4}} | DISAGGREGATED),
-    ("algorithm.partialRolloutPrompts", {"algorithm": PARTIAL | {"ignoreEndOfSequence": True}} | DISAGGREGATED),
-    ("trainer.adapter", {"trainer": {"image": "a", "adapter": "TRL", "probe": "Disabled"}}),
-    ("recovery.maxGpus", {"recovery": {"maxGpus": 2}} | ANOTHER),
-    ("recovery.maxGpus", {"recovery": {"maxGpus": 7}, "policy": {"gpusPerReplica": 4}}),
-    ("gang", {"queueName": "gpus", "gang": "Volcano"}),
-    ("faultInjection.faults", {"faultInjection": {"faults": [{"class": "WorkerLost", "phase": "update", "step": 2}]}}),
-]
-"""The field of `spec` that the API server names, and a spec that breaks one rule between fields."""
 
 
 def refused_job(api: ResourceClient, namespace: str, manifest: Object) -> RequestRefused:
@@ -131,7 +79,9 @@ def refused_job(api: ResourceClient, namespace: str, manifest: Object) -> Reques
 
 
 def test_every_rule_between_fields_is_enforced_and_names_one_field(api: ResourceClient, namespace: str) -> None:
-    refused = [(field, refused_job(api, namespace, job(**invalid)).causes) for field, invalid in CONFLICTS]
+    specs = [each["invalid"] | {"task": {"name": "digits"} | each["invalid"].get("task", {})} for each in EXAMPLES]
+    causes = [refused_job(api, namespace, job(**spec)).causes for spec in specs]
+    refused = list(zip([each["field"] for each in EXAMPLES], causes, strict=True))
     assert [[named for named, _ in causes] for _, causes in refused] == [[f"spec.{field}"] for field, _ in refused]
     refused += [("name", refused_job(api, namespace, job(name)).causes) for name in ("a" * 49, "1st")]
     messages = [message for _, causes in refused for _, message in causes]
@@ -194,6 +144,7 @@ WHOLE = (
             "files": {"configMap": "task"},
             "answer": {"pattern": "(.*)"},
             "systemPrompt": "Be brief.",
+            "chatTemplateArgs": {"enable_thinking": False},
         },
         policy={"lora": {"rank": 8}},
         algorithm={
@@ -207,6 +158,8 @@ WHOLE = (
             "dualClip": 4.0,
             "scaleAdvantages": "None",
             "lossAggregation": "SequenceMean",
+            "dynamicSampling": {"maxRounds": 3},
+            "overlongPenalty": {"bufferTokens": 8},
         },
         rollout={"replicas": 2, "gpusPerReplica": 2},
     ),
@@ -229,10 +182,15 @@ OTHERS: Object = {
     "spec.task.files": {"configMap": "another"},
     "spec.task.answer": {"pattern": "<answer>(.*?)</answer>"},
     "spec.task.systemPrompt": "Be kind.",
+    "spec.task.chatTemplateArgs": {"enable_thinking": True},
     "spec.task.promptTemplate": "{question}?",
     "spec.policy.lora.targets": ["q_proj"],
     "spec.algorithm.importanceSampling": {"mode": "Mask", "cap": 3.0},
     "spec.algorithm.learningRateSchedule": {"name": "linear"},
+    "spec.algorithm.stop": ["</answer>"],
+    "spec.algorithm.topK": 9,
+    "spec.algorithm.dynamicSampling": {"maxRounds": 4},
+    "spec.algorithm.overlongPenalty": {"bufferTokens": 9},
     "spec.algorithm.loss": "losses:another",
     "spec.algorithm.advantage": "losses:another",
     "spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": "another"}},
@@ -301,6 +259,15 @@ def test_immutable_optional_fields_can_neither_appear_nor_vanish(api: ResourceCl
                 passed.append((field, name))
             api.delete("rljobs", name, namespace)
     assert passed == []
+
+
+def test_held_out_prompts_stay_the_same(api: ResourceClient, namespace: str) -> None:
+    api.create("rljobs", job("evaluated", evaluation={"heldOut": 2}), namespace)
+    for change in ({"heldOut": 3}, None):
+        refused = refusal(api.merge, "rljobs", "evaluated", {"spec": {"evaluation": change}}, namespace)
+        assert refused is not None
+        assert "heldOut cannot change" in refused.message
+    api.merge("rljobs", "evaluated", {"spec": {"evaluation": {"everySteps": 5}}}, namespace)
 
 
 def test_what_may_change_can_be_changed(api: ResourceClient, namespace: str) -> None:
