@@ -139,8 +139,10 @@ _CHANGED = "file changed as we read it"
 def _absent(path: str, files: RunFiles) -> str:
     written = ""
     if is_model(path):
-        written = ": model is written after the last step, best with evaluation.keepBest, and others with "
-        written += "checkpoint.exportEverySteps"
+        written = (
+            ": model/ is written after the last step, best/ with evaluation.keepBest, and models/ with "
+            "checkpoint.exportEverySteps"
+        )
     return f"the run of {files.job} has no {path}{written}; --path checkpoints fetches the checkpoints"
 
 
