@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -103,51 +102,6 @@ def test_several_files_are_the_evidence_of_one_failure(tmp_path: Path) -> None:
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     assert json.loads(invoke(str(log), "--json")[1])[0]["class"] == "Unknown"
     assert json.loads(invoke(str(growth), str(log), "--json")[1])[0]["class"] == "RetainedGraph"
-
-
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubectl that knows one pod, whose container was killed after its log, in the shape of the API server."""
-    pod = {
-        "metadata": {"name": "train-0", "namespace": "research"},
-        "status": {
-            "containerStatuses": [
-                {"name": "main", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "lastState": {}}
-            ]
-        },
-    }
-    (tmp_path / "pod.json").write_text(json.dumps(pod))
-    (tmp_path / "pods.json").write_text(json.dumps({"items": [pod]}))
-    program = tmp_path / "kubectl"
-    program.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        f'  *"get pod train-0"*) cat {tmp_path}/pod.json;;\n'
-        f'  *"get pods --selector batch.kubernetes.io/job-name=train"*) cat {tmp_path}/pods.json;;\n'
-        '  *"get pods"*) echo "{\\"items\\": []}";;\n'
-        '  "--namespace=research logs train-0 --container main") echo "step 3 done";;\n'
-        '  *"get pod missing"*) ;;\n'
-        '  *) echo "Error from server (Forbidden): no" >&2; exit 1;;\n'
-        "esac\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-
-@pytest.mark.usefixtures("kubectl")
-@pytest.mark.parametrize("arguments", [("--pod", "train-0", "-n", "research"), ("--job", "train", "-n", "research")])
-def test_a_pod_is_read_by_kubectl(arguments: tuple[str, ...]) -> None:
-    code, output, _ = invoke(*arguments, "--json")
-    assert code == 0
-    assert json.loads(output)[0]["class"] == "HostMemory"
-
-
-@pytest.mark.usefixtures("kubectl")
-def test_a_refusal_of_the_cluster_is_reported() -> None:
-    code, _, error = invoke("--pod", "missing")
-    assert code == 2
-    assert "expected a pod missing, found none" in error
-    assert "Forbidden" in invoke("--pod", "secret")[2]
 
 
 @pytest.mark.parametrize(
