@@ -32,9 +32,10 @@ MODULES: Mapping[str, Sequence[str]] = {
 }
 """Modules to import by role, with those that they import."""
 
-_IMPORTED_IN_FORKS = "ray"
+_IMPORTED_IN_FORKS = ("ray", "pyarrow")
 """When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries
-to import it, for executors that are not used here."""
+to import it, for executors that are not used here. pyarrow starts threads; it comes with pandas and scikit-learn, which
+transformers imports if they are installed."""
 
 SERVER_ENVIRONMENT = {
     # A pool of threads could not be forked. A fork gets its own number (`_apply`).
@@ -84,11 +85,12 @@ def main(role: str, listening: int, parent: int) -> None:
     listener = socket.socket(fileno=listening)
     os.set_inheritable(listening, False)
     before = dict(os.environ)
-    sys.modules[_IMPORTED_IN_FORKS] = None  # type: ignore[assignment]
+    sys.modules.update(dict.fromkeys(_IMPORTED_IN_FORKS))  # type: ignore[arg-type]
     with long_imports():
         for module in MODULES[role]:
             importlib.import_module(module)
-    del sys.modules[_IMPORTED_IN_FORKS]
+    for module in _IMPORTED_IN_FORKS:
+        del sys.modules[module]
     if obstacle := obstacle_to_forks():
         sys.exit(f"{role} processes start without this server: {obstacle}")
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
