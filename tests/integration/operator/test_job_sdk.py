@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nbformat
 import pytest
@@ -27,6 +27,8 @@ from rljob_testing.operator.operator_process import write_kubeconfig
 from rljob_testing.operator.watched_job import WatchedJob
 from rljob_testing.patience import EFFECT_SECONDS, eventually
 from rljob_testing.repository import EXAMPLES, ROOT
+
+Result = TypeVar("Result")
 
 # --- the life of a job ---
 
@@ -181,20 +183,33 @@ def test_each_right_that_is_documented_is_needed_and_enough(
     grant(api, namespace, next(role for role in roles if role["metadata"]["name"].endswith("-viewer")))
     job.create().run(step=1)
     kubelet_server.logs[namespace, "job-controller"] = "step 1\n"
-    seen = ann.get("job")
+    seen = once_granted(lambda: ann.get("job"))
     assert seen.report_status()
     with pytest.raises(AccessDenied, match='cannot patch resource "rljobs"'):
         seen.suspend()
     grant(api, namespace, next(role for role in roles if role["metadata"]["name"].endswith("-editor")))
-    seen.patch({"ttlSecondsAfterFinished": 3600})
+    once_granted(lambda: seen.patch({"ttlSecondsAfterFinished": 3600}))
     for read in (seen.pods, seen.logs, seen.events, seen.metrics):
         with pytest.raises(AccessDenied, match=r'cannot (list|get) resource "(pods|events)"'):
             read()
     [manifest] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     grant(api, namespace, yaml.safe_load(manifest))
     (volume / "ledger.jsonl").touch()
-    assert (len(seen.pods()), seen.logs(), seen.metrics()) == (2, "step 1\n", [])
+    assert len(once_granted(seen.pods)) == 2
+    assert (seen.logs(), seen.metrics()) == ("step 1\n", [])
     seen.events()
+
+
+def once_granted(call: Callable[[], Result]) -> Result:
+    """The result of `call`. An API server takes a moment to learn of a right."""
+
+    def tried() -> list[Result]:
+        try:
+            return [call()]
+        except AccessDenied:
+            return []
+
+    return eventually(tried, "the right")[0]
 
 
 def grant(api: ResourceClient, namespace: str, role: dict[str, Any]) -> None:
