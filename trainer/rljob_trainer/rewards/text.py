@@ -8,6 +8,7 @@ from typing import Any
 
 from rljob_api.reward import ExactMatchArgs, FormatArgs, LengthArgs, RegexArgs
 from rljob_trainer.rewards import references
+from rljob_trainer.rewards.overlong import overlong_penalty
 
 
 def exact_match(answer: str, record: dict[str, Any], args: ExactMatchArgs) -> float | None:
@@ -37,6 +38,5 @@ def format(completion: str, args: FormatArgs) -> float:
 
 
 def length(completion_ids: Sequence[int], args: LengthArgs) -> float:
-    """From 0 to -1. Source: DAPO (arXiv 2503.14476, eq. 13)."""
-    over = len(completion_ids) - (args.max_tokens - args.buffer_tokens)
-    return -min(max(over, 0) / args.buffer_tokens, 1.0)
+    """The penalty of `overlong_penalty`, between 0 and -1."""
+    return float(overlong_penalty([len(completion_ids)], args.max_tokens, args.buffer_tokens)[0])

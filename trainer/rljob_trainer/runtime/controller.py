@@ -27,7 +27,6 @@ from rljob_client.run_directory.ledger import Ledger
 from rljob_client.run_directory.records import ReadyRecord, RestoreRecord
 from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithms.advantages import AdvantageFunction, scored
-from rljob_trainer.algorithms.overlong import overlong_penalty
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.phase_clock import PartClock
@@ -35,6 +34,7 @@ from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.recovery import Recovery
+from rljob_trainer.rewards.overlong import overlong_penalty
 from rljob_trainer.roles.calls import serving
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
@@ -257,7 +257,7 @@ class Controller:
         rewards, metrics = batch.rewards, dict(generated.metrics)
         if (penalty := algorithm.overlong_penalty) is not None:
             lengths = [len(completion.token_ids) for completion in completions]
-            penalties = overlong_penalty(lengths, algorithm.max_response_tokens, penalty)
+            penalties = overlong_penalty(lengths, algorithm.max_response_tokens, penalty.buffer_tokens, penalty.factor)
             rewards, metrics["overlong_penalty"] = rewards + penalties, float(penalties.mean())
         batch = scored(batch, rewards, self.advantage, algorithm.settings, found.failures)
         batch = replace(batch, prompts_drawn=generated.prompts_drawn, metrics=metrics)

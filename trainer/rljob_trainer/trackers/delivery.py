@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import structlog
 
+from rljob_api.environment import is_secret_name
 from rljob_trainer.trackers.tracker import CLOSE_SECONDS, Tracker
 
 log = structlog.get_logger()
@@ -21,7 +22,6 @@ MOST_WAITING = 1000
 """Calls that wait for a tracker; a step makes one to three."""
 
 HANGS_AFTER_SECONDS = 120.0
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])[^=&\s]*(?:token|key|secret|password)[^=&\s]*=[^&\s'\"]+", re.I)
 _SHORTEST_SECRET = 6
 
@@ -41,7 +41,7 @@ class Delivery:
         printed."""
         self._name = name
         self._show = warn
-        self._secrets = [value for key, value in environment.items() if _SECRET_NAME.search(key)]
+        self._secrets = [value for key, value in environment.items() if is_secret_name(key)]
         self._hangs_after_seconds = hangs_after_seconds
         self._calls: queue.Queue[Call | None] = queue.Queue(MOST_WAITING)
         self._called_at: float | None = time.monotonic()
