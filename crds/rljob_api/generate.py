@@ -1,4 +1,4 @@
-"""Generates the CRDs, the JSON schema for editors and the manifest reference of the docs from the API types.
+"""Generates the CRDs, the JSON schema for editors, the manifest reference and tables of the docs from the API types.
 
 python -m rljob_api.generate [--check]
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.alias_generators import to_camel
 
+from rljob_api.algorithms import ALGORITHMS, AlgorithmSettings
+from rljob_api.built_in_rewards import BUILT_IN_REWARDS
 from rljob_api.custom_resource import memory_profile_definition, rljob_definition, step_report_definition
 from rljob_api.job import RLJob, RLJobSpec
-from rljob_api.reward import BUILT_IN_REWARDS
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_api.task_args import TASKS
+from rljob_api.tracking import TRACKERS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _HEADER = "# Generated from rljob_api by `make generate`; do not edit.\n"
@@ -31,6 +36,10 @@ def generated_files() -> dict[str, str]:
         **{f"crds/manifests/{crd['metadata']['name']}.yaml": _yaml(crd) for crd in definitions},
         "crds/schema/rljob.schema.json": _editor_schema(),
         "docs/manifest.md": _reference_page(),
+        "docs/algorithms.md": _page("algorithms", settings=_settings_of_algorithms(), algorithms=_algorithms()),
+        "docs/data.md": _page("data", tasks=_tasks()),
+        "docs/observe.md": _page("observe", trackers=_trackers()),
+        "docs/rewards.md": _page("rewards", rewards=_rewards()),
     }
 
 
@@ -91,7 +100,9 @@ def _reference_page() -> str:
         for table in _tables(f"spec.task.args of {name}", inlined_schema(task.args))
     )
     rewards = (
-        table for name, args in BUILT_IN_REWARDS.items() for table in _tables(f"args of {name}", inlined_schema(args))
+        table
+        for name, row in BUILT_IN_REWARDS.items()
+        for table in _tables(f"args of {name}", inlined_schema(row.args))
     )
     return "\n".join([_INTRODUCTION, *_tables("spec", inlined_schema(RLJobSpec)), *args, _REWARDS, *rewards])
 
@@ -150,6 +161,56 @@ def _bounds(field: Schema) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+# Tables in other pages of the docs, between comments.
+
+
+def _page(name: str, **tables: Iterable[Iterable[str]]) -> str:
+    """The page with these tables, rows of cells, in place of those between the comments `generated: NAME` and `end`."""
+    text = (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for table, (header, *rows) in tables.items():
+        lines = [_row(header), "|" + "---|" * len(list(header)), *map(_row, rows)]
+        place = re.compile(rf"(<!-- generated: {table} -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+        text, count = place.subn(lambda found, lines=lines: found[1] + "\n".join(lines) + found[2], text)  # type: ignore[misc]
+        if count != 1:
+            raise ValueError(f"expected one comment `generated: {table}` in docs/{name}.md, found {count}")
+    return text
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _settings_of_algorithms() -> Iterator[list[str]]:
+    names = [each.name for each in fields(AlgorithmSettings)]
+    yield ["name", *map(to_camel, names)]
+    for name, row in ALGORITHMS.items():
+        values = [(getattr(row.defaults, setting), setting in row.unread) for setting in names]
+        texts = [f"{value:g}" if isinstance(value, float) else value for value, _ in values]
+        yield [f"`{name}`", *("" if unread else f"`{text}`" for text, (_, unread) in zip(texts, values, strict=True))]
+
+
+def _algorithms() -> Iterator[list[str]]:
+    yield ["name", "description", "use it"]
+    for name, row in ALGORITHMS.items():
+        summary = re.sub(r"arXiv ([\d.]+\d)", r"[arXiv \1](https://arxiv.org/abs/\1)", row.summary)
+        yield [f"`{name}`", summary, row.use]
+
+
+def _tasks() -> Iterator[list[str]]:
+    yield ["`task.name`", "prompts", "own reward"]
+    yield from ([f"`{name}`", row.prompts, "yes" if row.has_reward else "no"] for name, row in TASKS.items())
+
+
+def _trackers() -> Iterator[list[str]]:
+    yield ["`name`", "`project`, `runName`", "`args`", "data without a server"]
+    yield from ([f"`{name}`", row.project or "none", row.arguments, row.data] for name, row in TRACKERS.items())
+
+
+def _rewards() -> Iterator[list[str]]:
+    yield ["name", "reward"]
+    yield from ([f"`{name}`", " ".join((row.args.__doc__ or "").split())] for name, row in BUILT_IN_REWARDS.items())
 
 
 def main() -> int:

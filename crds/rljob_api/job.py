@@ -21,7 +21,7 @@ from rljob_api.roles import ControllerSpec, PolicySpec, RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.task import TaskSpec
 from rljob_api.topology import TOPOLOGY_RULES, Topology, worker_pods
-from rljob_api.tracking import SamplesSpec, TrackerSpec
+from rljob_api.tracking import TRACKERS, SamplesSpec, TrackerSpec
 
 QueueName = Annotated[
     str,
@@ -126,8 +126,11 @@ class RLJobSpec(ApiModel):
     )
     """Interval and storage of checkpoints."""
 
-    tracking: Annotated[list[TrackerSpec], Field(max_length=4)] | None = None
-    """Experiment trackers to which the run reports, each at most once: W&B, MLflow, TensorBoard, Trackio."""
+    tracking: Annotated[list[TrackerSpec], Field(max_length=4)] | None = Field(
+        default=None,
+        description="Experiment trackers to which the run reports, each at most once: "
+        f"{', '.join(kind.title for kind in TRACKERS.values())}.",
+    )
 
     samples: SamplesSpec = SamplesSpec()
     """Prompts and responses that the run keeps in samples.jsonl, with their rewards."""

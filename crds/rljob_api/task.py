@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
+from rljob_api.built_in_rewards import PatternWithGroup
 from rljob_api.mounted_files import TaskFiles
 from rljob_api.reward import (
     FUNCTION_PATTERN,
-    PatternWithGroup,
     PythonFunction,
     RewardSpec,
     conflict,
     error_in_args,
     module_rule,
 )
-from rljob_api.task_args import TASKS, TaskArgs
+from rljob_api.task_args import TASKS
 
 _WITH_REWARD = [name for name, task in TASKS.items() if task.has_reward]
 _NAMES = ", ".join(TASKS)
@@ -46,10 +46,6 @@ class AnswerSpec(ApiModel):
     """Match to use if there are several."""
 
 
-_OWN_REWARD = ("digits", "reasoning-gym")
-"""Tasks that have a reward of their own."""
-
-
 class TaskSpec(ApiModel):
     """The task: prompts and rewards."""
 
@@ -61,10 +57,13 @@ class TaskSpec(ApiModel):
     args: FreeForm = Field(default_factory=dict, json_schema_extra=immutable())
     """Arguments of the task: those of a built-in task, or the keyword arguments of the function."""
 
-    reward: PythonFunction | None = Field(default=None, json_schema_extra=immutable())
-    """Python function that returns the reward of a response, as module:function. The module is in the manifest's
-    directory (in pods, in task.files) or in an installed package; the function may be async. Optional for digits and
-    reasoning-gym, which have their own. Short for `rewards` with one function."""
+    reward: PythonFunction | None = Field(
+        default=None,
+        json_schema_extra=immutable(),
+        description="Python function that returns the reward of a response, as module:function. The module is in the "
+        "manifest's directory (in pods, in task.files) or in an installed package; the function may be async. Optional "
+        f"for tasks with a reward of their own: {', '.join(_WITH_REWARD)}. Short for `rewards` with one function.",
+    )
 
     rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=16)] | None = Field(
         default=None, json_schema_extra=immutable()
@@ -166,7 +165,7 @@ class TaskSpec(ApiModel):
         """True for a built-in task that needs no `reward`."""
         return self.name in _WITH_REWARD
 
-    def typed_args(self) -> TaskArgs | None:
+    def typed_args(self) -> Any:
         """The validated arguments of a built-in task; None for a Python function, whose arguments are its own."""
         task = TASKS.get(self.name)
         return task.args.model_validate(self.args, by_alias=True, by_name=False) if task else None

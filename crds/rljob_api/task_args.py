@@ -1,4 +1,7 @@
-"""The built-in tasks and their arguments."""
+"""The built-in tasks and their arguments.
+
+To add one, add the model of its arguments and a row, and a module of its name to `rljob_trainer.tasks`.
+"""
 
 from __future__ import annotations
 
@@ -113,21 +116,25 @@ class DatasetArgs(RecordArgs):
     )
 
 
-TaskArgs = DigitsArgs | ReasoningGymArgs | JsonlArgs | DatasetArgs
-
-
 class BuiltInTask(NamedTuple):
     """A task by name. Its items, and its reward, are in the module of `rljob_trainer.tasks` with that name."""
 
-    args: type[TaskArgs]
+    prompts: str
+    """Source of the prompts, for the table of tasks in the docs."""
+
+    args: type[ApiModel]
 
     has_reward: bool
     """False if the job must name a reward."""
 
 
 TASKS: dict[str, BuiltInTask] = {
-    "digits": BuiltInTask(DigitsArgs, has_reward=True),
-    "reasoning-gym": BuiltInTask(ReasoningGymArgs, has_reward=True),
-    "jsonl": BuiltInTask(JsonlArgs, has_reward=False),
-    "dataset": BuiltInTask(DatasetArgs, has_reward=False),
+    "digits": BuiltInTask("ten prompts, for tests", DigitsArgs, has_reward=True),
+    "reasoning-gym": BuiltInTask("generated problems of one or several data sets", ReasoningGymArgs, has_reward=True),
+    "jsonl": BuiltInTask("a JSON Lines file, without further packages", JsonlArgs, has_reward=False),
+    "dataset": BuiltInTask(
+        "a data set of the Hugging Face hub, a Parquet, JSON, CSV or Arrow file, or what `save_to_disk` has written",
+        DatasetArgs,
+        has_reward=False,
+    ),
 }

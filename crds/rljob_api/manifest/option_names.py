@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from rljob_api.tracking import TRACKERS
+
 _NO_PENALTIES = "not supported: the policy would have other probabilities than the engine"
 _TRACKING = "spec.tracking (a list, as [{name: wandb}])"
 _NO_CRITIC = "not supported: there is no critic and no discount"
@@ -182,7 +184,7 @@ OPTION_NAMES: dict[str, str] = {
     "not a field: rljob run --output DIR; in pods spec.checkpoint.volume": "output_dir default_local_dir ckpt_path",
     "not needed: a run resumes by itself": "resume_from_checkpoint resume_mode",
     "not a field: rljob export DIR --push-to-hub ORG/NAME": "push_to_hub hub_model_id",
-    _TRACKING: "wandb use_wandb report_to logger logging mlflow tensorboard trackio",
+    _TRACKING: f"use_wandb report_to logger logging {' '.join(TRACKERS)}",
     "spec.tracking (project of its element)": "project_name wandb_project trackio_project",
     "spec.tracking (args: {space_id: NAME} of its element)": "trackio_space_id",
     "spec.tracking (args: {entity: NAME} of its element)": "wandb_entity wandb_team_name",

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rljob_api.api_model import Rule
+from rljob_api.built_in_rewards import BUILT_IN_REWARDS
 from rljob_api.job import RLJob
 from rljob_api.manifest.option_names import normalized, option_advice
 from rljob_api.manifest.value_hints import hint
 from rljob_api.manifest.yaml_document import Document, Path
-from rljob_api.reward import BUILT_IN_REWARDS
 from rljob_api.schemas import Schema, inlined_schema
 from rljob_api.task_args import TASKS
 
@@ -226,7 +226,7 @@ def _schema_for(data: Any) -> Schema:
         found = str(reward.get("function") or reward.get("name")) if isinstance(reward, dict) else ""
         if found in BUILT_IN_REWARDS:
             written = schema_at(("spec", "task", "rewards", 0, "args"), schema)
-            written.setdefault("properties", {}).update(inlined_schema(BUILT_IN_REWARDS[found])["properties"])
+            written.setdefault("properties", {}).update(inlined_schema(BUILT_IN_REWARDS[found].args)["properties"])
     return schema
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +11,6 @@ import torch
 import yaml
 
 from rljob_api.algorithm import AlgorithmSpec
-from rljob_api.algorithms import ALGORITHMS, Algorithm, AlgorithmSettings
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.roles import SupportedSetting
@@ -85,20 +83,6 @@ def test_the_table_of_exit_codes_is_the_enumeration() -> None:
 def test_the_page_of_mitigations_has_a_section_for_each_memory_setting() -> None:
     settings = {field.alias for field in MemorySettings.model_fields.values()} - {"mode", "admission"}
     assert settings <= set(re.findall(r"^## (\w+)$", (DOCS / "mitigations.md").read_text(), re.MULTILINE))
-
-
-def test_the_page_of_algorithms_lists_each_with_its_settings() -> None:
-    def shown(row: Algorithm, setting: str) -> str:
-        value = getattr(row.defaults, setting)
-        return "" if setting in row.unread else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-    page = (DOCS / "algorithms.md").read_text()
-    settings = [field.name for field in fields(AlgorithmSettings)]
-    for name, row in ALGORITHMS.items():
-        cells = " | ".join(shown(row, setting) for setting in settings)
-        assert re.sub(" +", " ", f"| `{name}` | {cells} |") in re.sub(" +", " ", page)
-        for source in re.findall(r"arXiv [\d.]+", row.summary):
-            assert source in page, name
 
 
 def test_the_page_of_other_trainers_names_the_variable_of_each_setting() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.reward import CodeArgs
+from rljob_api.built_in_rewards import CodeArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.rewards import sandbox
 from rljob_trainer.rewards.code import code

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from rljob_api.reward import BUILT_IN_REWARDS
+from rljob_api.built_in_rewards import BUILT_IN_REWARDS
 from rljob_client.errors import BadInput
-from rljob_trainer.rewards import BUILT_IN
+from rljob_trainer.rewards import built_in_function
 
 
 def reward(name: str, arguments: dict[str, Any], **values: Any) -> float | None:
-    args = BUILT_IN_REWARDS[name].model_validate(arguments, by_alias=True, by_name=False)
-    result: float | None = BUILT_IN[name].load(name)(args=args, **values)
+    args = BUILT_IN_REWARDS[name].args.model_validate(arguments, by_alias=True, by_name=False)
+    result: float | None = built_in_function(name)(args=args, **values)
     return result
 
 
-def test_every_name_has_arguments_and_a_function() -> None:
-    assert BUILT_IN.keys() | {"task"} == BUILT_IN_REWARDS.keys()
-    assert all(callable(own.load(name)) for name, own in BUILT_IN.items())
+def test_every_row_has_a_function() -> None:
+    assert all(callable(built_in_function(name)) for name, row in BUILT_IN_REWARDS.items() if row.module)
 
 
 @pytest.mark.parametrize(
@@ -91,5 +90,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "math_verify", None)
     monkeypatch.delitem(sys.modules, "rljob_trainer.rewards.mathematics", raising=False)
     with pytest.raises(BadInput, match=r"needs the package math-verify.*rljob-trainer\[data\]"):
-        BUILT_IN["math_verify"].load("math_verify")
+        built_in_function("math_verify")
     monkeypatch.delitem(sys.modules, "rljob_trainer.rewards.mathematics", raising=False)

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import get_args
 
 import pytest
 
-from rljob_api.tracking import TrackerName, TrackerSpec
+from rljob_api.tracking import TRACKERS, TrackerSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.trackers import registry
-from rljob_trainer.trackers.registry import TRACKERS, require_trackers, unknown_args
+from rljob_trainer.trackers.registry import require_trackers, tracker_class, unknown_args
+from rljob_trainer.trackers.tracker import Tracker
 
 
-def test_every_name_of_the_api_has_a_tracker() -> None:
-    assert TRACKERS.keys() == set(get_args(TrackerName))
+def test_every_row_of_the_api_has_a_class() -> None:
+    assert all(issubclass(tracker_class(name), Tracker) for name in TRACKERS)
 
 
 def test_a_library_that_is_not_installed_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(monkeypatch: py
     ],
 )
 def test_arguments_that_the_library_does_not_have_are_found(
-    name: TrackerName, known: dict[str, object], wrong: str, message: str
+    name: str, known: dict[str, object], wrong: str, message: str
 ) -> None:
     trackers = [TrackerSpec(name="tensorboard"), TrackerSpec(name=name, args={**known, wrong: 1})]
     [(path, found)] = unknown_args(trackers).items()

@@ -1,4 +1,4 @@
-"""The built-in reward functions, by name. Their arguments are `rljob_api.reward.BUILT_IN_REWARDS`.
+"""The functions of the built-in rewards (`rljob_api.built_in_rewards.BUILT_IN_REWARDS`), by name.
 
 A function has the parameters of a user's reward function, and `args` with its validated arguments. It returns a number,
 or None to leave the response out.
@@ -8,40 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
+
+from rljob_api.built_in_rewards import BUILT_IN_REWARDS
 
 
-class BuiltIn(NamedTuple):
-    """A built-in reward function."""
-
-    file: str
-    """Module of this package that has the function."""
-
-    compares: bool = False
-    """True if it compares the response with the reference answer, which it should therefore reward."""
-
-    remote: bool = False
-    """True if it asks a server."""
-
-    bounded: bool = False
-    """True if a response may exceed the time or memory of the process, and then gets 0: it is no error."""
-
-    def load(self, name: str) -> Callable[..., Any]:
-        """The function. Raises `BadInput` if a package that it needs is not installed."""
-        function: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.file}"), name)
-        return function
-
-
-BUILT_IN: dict[str, BuiltIn] = {
-    "exact_match": BuiltIn("text", compares=True),
-    "math_verify": BuiltIn("mathematics", compares=True, bounded=True),
-    "regex": BuiltIn("text"),
-    "format": BuiltIn("text"),
-    "length": BuiltIn("text"),
-    "code": BuiltIn("code", bounded=True),
-    "judge": BuiltIn("servers", remote=True),
-    "reward_model": BuiltIn("servers", remote=True),
-}
+def built_in_function(name: str) -> Callable[..., Any]:
+    """The function of a built-in reward. Raises `BadInput` if a package that it needs is not installed."""
+    function: Callable[..., Any] = getattr(import_module(f"{__name__}.{BUILT_IN_REWARDS[name].module}"), name)
+    return function
 
 
 def references(record: dict[str, Any], field: str) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-from rljob_api.reward import CodeArgs
+from rljob_api.built_in_rewards import CodeArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.rewards.sandbox import run_python
 

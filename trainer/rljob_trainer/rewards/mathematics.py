@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from rljob_api.reward import MathVerifyArgs
+from rljob_api.built_in_rewards import MathVerifyArgs
 from rljob_client.errors import BadInput
 from rljob_trainer.rewards import references
 

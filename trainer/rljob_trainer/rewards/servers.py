@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from rljob_api.reward import JudgeArgs, RewardModelArgs, ServerArgs
+from rljob_api.built_in_rewards import JudgeArgs, RewardModelArgs, ServerArgs
 from rljob_client.errors import BadInput
 
 _FIRST_DELAY_SECONDS = 0.5

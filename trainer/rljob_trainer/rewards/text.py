@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.reward import ExactMatchArgs, FormatArgs, LengthArgs, RegexArgs
+from rljob_api.built_in_rewards import ExactMatchArgs, FormatArgs, LengthArgs, RegexArgs
 from rljob_trainer.rewards import references
 from rljob_trainer.rewards.overlong import overlong_penalty
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rljob_api.built_in_rewards import BUILT_IN_REWARDS, BuiltInReward
 from rljob_api.reward import RewardSpec
 from rljob_api.task import TaskSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.rewards import BUILT_IN, BuiltIn
+from rljob_trainer.rewards import built_in_function
 from rljob_trainer.tasks.built_in import TaskContext, task_module
 from rljob_trainer.tasks.python_functions import load_function
 from rljob_trainer.tasks.rewards import USER_FUNCTION, Reward, with_signature
@@ -55,15 +56,16 @@ class RewardSource:
         )
         return with_signature(reward, spec.batch)
 
-    def _function(self, spec: RewardSpec) -> tuple[str, Callable[..., Any], BuiltIn]:
+    def _function(self, spec: RewardSpec) -> tuple[str, Callable[..., Any], BuiltInReward]:
         """The function with its name in messages."""
-        if (own := BUILT_IN.get(spec.source)) is not None:
-            return spec.source, own.load(spec.source), own
         if ":" in spec.source:
             return spec.source, load_function(spec.source, self.manifest_directory), USER_FUNCTION
+        row = BUILT_IN_REWARDS[spec.source]
+        if row.module:
+            return spec.source, built_in_function(spec.source), row
         if self.spec.has_own_reward:
             context = TaskContext(self.manifest_directory, self.seed)
-            return self.spec.name, task_module(self.spec.name).reward(self.spec.typed_args(), context), BuiltIn("")
+            return self.spec.name, task_module(self.spec.name).reward(self.spec.typed_args(), context), row
         raise BadInput(
             f"task.reward: expected a reward function for the task {self.spec.name}, found none; write module:function"
         )

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rljob_api.api_model import ApiModel
+from rljob_api.built_in_rewards import BuiltInReward
 from rljob_api.task import AnswerSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.rewards import BuiltIn
 from rljob_trainer.rollout_batch import Completion, Prompt
 
 _CONCURRENT_CALLS = 64
@@ -47,7 +48,7 @@ def _ground_truth(record: dict[str, Any]) -> Any:
     return of_verl.get("ground_truth") if isinstance(of_verl, dict) else record.get("answer")
 
 
-USER_FUNCTION = BuiltIn("", compares=True)
+USER_FUNCTION = BuiltInReward(ApiModel, compares=True)
 
 _ARGUMENTS: dict[str, Callable[[Response, AnswerSpec | None], Any]] = {
     "answer": lambda response, spec: extract_answer(response.text, spec),
@@ -115,7 +116,7 @@ class Reward:
     any_column: bool = False
     """True if a function with `batch` receives all columns: it has the parameter **kwargs."""
 
-    built_in: BuiltIn = USER_FUNCTION
+    built_in: BuiltInReward = USER_FUNCTION
 
     @property
     def is_async(self) -> bool:

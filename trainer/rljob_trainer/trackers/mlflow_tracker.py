@@ -26,10 +26,6 @@ _STATUS = {"Complete": "FINISHED", "Stopped": "KILLED", "Failed": "FAILED"}
 class MlflowTracker(Tracker):
     """A run in MLflow, on the server of MLFLOW_TRACKING_URI or `args.tracking_uri`."""
 
-    package = "mlflow"
-    function = "mlflow:start_run"
-    further_args = frozenset({"tracking_uri"})
-
     def __init__(self, run: TrackedRun) -> None:
         import mlflow
         from mlflow.entities import Metric

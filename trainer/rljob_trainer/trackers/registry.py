@@ -1,4 +1,4 @@
-"""The trackers by name, and the checks of `spec.tracking` that need the libraries."""
+"""The classes of the trackers by name, and the checks of `spec.tracking` that need the libraries."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from rljob_api.manifest.yaml_document import Path as FieldPath
-from rljob_api.tracking import TrackerName, TrackerSpec
+from rljob_api.tracking import TRACKERS, TrackerSpec
 from rljob_client.errors import BadInput
-from rljob_trainer.trackers.mlflow_tracker import MlflowTracker
-from rljob_trainer.trackers.tensorboard_tracker import TensorboardTracker
 from rljob_trainer.trackers.tracker import Tracker
-from rljob_trainer.trackers.trackio_tracker import TrackioTracker
-from rljob_trainer.trackers.wandb_tracker import WandbTracker
 
-TRACKERS: dict[TrackerName, type[Tracker]] = {
-    "mlflow": MlflowTracker,
-    "tensorboard": TensorboardTracker,
-    "trackio": TrackioTracker,
-    "wandb": WandbTracker,
-}
+
+def tracker_class(name: str) -> type[Tracker]:
+    found: type[Tracker] = getattr(import_module(f"rljob_trainer.trackers.{name}_tracker"), f"{name.title()}Tracker")
+    return found
 
 
 def is_installed(spec: TrackerSpec) -> bool:
-    return find_spec(TRACKERS[spec.name].package) is not None
+    package = TRACKERS[spec.name].package
+    return not package or find_spec(package) is not None
 
 
 def not_installed_message(spec: TrackerSpec) -> str:
@@ -50,11 +45,13 @@ def unknown_args(trackers: Sequence[TrackerSpec]) -> dict[FieldPath, str]:
     for index, spec in enumerate(trackers):
         if not spec.args or not is_installed(spec):
             continue
-        tracker = TRACKERS[spec.name]
-        module, _, name = tracker.function.partition(":")
-        known = inspect.signature(getattr(import_module(module), name)).parameters.keys() | tracker.further_args
+        tracker, known = TRACKERS[spec.name], set(TRACKERS[spec.name].further_args)
+        if tracker.function:
+            module, _, name = tracker.function.partition(":")
+            known |= inspect.signature(getattr(import_module(module), name)).parameters.keys()
+        place = tracker.function.replace(":", ".") or spec.name
         for argument in sorted(spec.args.keys() - known):
             close = difflib.get_close_matches(argument, sorted(known), n=1)
             advice = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known - {'self'}))}"
-            found["spec", "tracking", index, "args", argument] = f"{module}.{name} has no such argument; {advice}"
+            found["spec", "tracking", index, "args", argument] = f"{place} has no such argument; {advice}"
     return found

@@ -14,9 +14,6 @@ from rljob_trainer.trackers.tracker import SAMPLE_COLUMNS, Status, TrackedRun, T
 class TensorboardTracker(Tracker):
     """Event files in `tensorboard/` of the output directory, or in `args.logdir`."""
 
-    package = "tensorboard"
-    function = "tensorboard.summary.writer.event_file_writer:EventFileWriter"
-
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
         from tensorboard.compat.proto.types_pb2 import DT_STRING

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rljob_api.tracking import TrackerSpec
 from rljob_client.run_directory.samples import Sample
@@ -50,15 +50,6 @@ class TrackedRun:
 
 class Tracker(ABC):
     """A run in a tracker. All methods are called from one thread, which may wait for a server."""
-
-    package: ClassVar[str]
-    """Python package of the library."""
-
-    function: ClassVar[str]
-    """The function that receives `TrackerSpec.args`, as module:function."""
-
-    further_args: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that this class takes itself."""
 
     run_id: str
     """Id by which `TrackedRun` resumes the run."""

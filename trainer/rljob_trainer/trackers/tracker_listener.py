@@ -21,7 +21,7 @@ from rljob_memory.recovery import messages
 from rljob_memory.sample import MemorySample
 from rljob_trainer.run_listener import RunListener
 from rljob_trainer.trackers.delivery import Delivery
-from rljob_trainer.trackers.registry import TRACKERS
+from rljob_trainer.trackers.registry import tracker_class
 from rljob_trainer.trackers.tracker import TrackedRun, Tracker
 from rljob_trainer.trackers.values import record_values, run_config, summary_values
 
@@ -98,7 +98,7 @@ class TrackerListener(RunListener):
         next_step = rest[0].step if rest else self._step + 1
         run_id = before.get("run_id")
         run = TrackedRun(self._spec, self._job.metadata.name, run_config(self._job), self._directory, run_id, next_step)
-        tracker = TRACKERS[self._spec.name](run)
+        tracker = tracker_class(self._spec.name)(run)
         if tracker.run_id != run_id:  # the earlier one was deleted
             reported = 0
         self._remember(tracker, reported)

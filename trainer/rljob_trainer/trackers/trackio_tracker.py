@@ -14,9 +14,6 @@ from rljob_trainer.trackers.tracker import SAMPLE_COLUMNS, Status, TrackedRun, T
 class TrackioTracker(Tracker):
     """A run in Trackio: in `trackio/` of the output directory, unless TRACKIO_DIR, a Space or a server is given."""
 
-    package = "trackio"
-    function = "trackio:init"
-
     def __init__(self, run: TrackedRun) -> None:
         # The package reads the variable once, when it is imported.
         os.environ.setdefault("TRACKIO_DIR", str(run.directory.absolute() / "trackio"))

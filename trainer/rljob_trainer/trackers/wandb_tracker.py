@@ -15,9 +15,6 @@ _STEP = "step"
 class WandbTracker(Tracker):
     """A run in W&B. Files are in `wandb/` of the output directory, and with WANDB_MODE=offline only there."""
 
-    package = "wandb"
-    function = "wandb:init"
-
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 

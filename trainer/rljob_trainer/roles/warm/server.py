@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rljob_api.tracking import TRACKERS
 from rljob_trainer.roles.actor import long_imports
 from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE, FORKED, LENGTH_BYTES, READY
 
@@ -54,7 +55,7 @@ _PROCESS_VARIABLES = {
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME"),
     *(DIRECTORY_VARIABLE, "RLJOB_NAME", "PYTHONBREAKPOINT", "COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
-_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", "MLFLOW_", "TRACKIO_", "WANDB_")
+_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *(f"{name.upper()}_" for name in TRACKERS))
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
 _REQUEST_SECONDS = 10.0
