@@ -86,6 +86,13 @@ ALGORITHMS: dict[str, Algorithm] = {
         advantage="leave_one_out",
         unread=("scale_advantages",),
     ),
+    "opo": Algorithm(
+        "reward minus the mean of its group weighted by length, the baseline of least variance (arXiv 2505.23585)",
+        "with `updatesPerStep: 1`, if the lengths of responses differ widely",
+        AlgorithmSettings(),
+        advantage="relative_to_length_weighted_mean",
+        unread=("scale_advantages",),
+    ),
     "reinforce_plus_plus": Algorithm(
         "reward, normalized over all tokens of the step (arXiv 2501.03262)",
         "if rewards of different prompts are comparable",

@@ -48,6 +48,7 @@ def advantages_of(
         ("dr_grpo", [1, 0, 0], [2 / 3, -1 / 3, -1 / 3]),
         ("rloo", [1, 0, 0], [1, -1 / 2, -1 / 2]),
         ("rloo", [4, 1, 2, 1], [4 - 4 / 3, 1 - 7 / 3, 2 - 2, 1 - 7 / 3]),
+        ("opo", [4, 1, 1], [2, -1, -1]),
         ("reinforce_plus_plus", [1, 0, 1, 1], [1 / math.sqrt(3), -math.sqrt(3), 1 / math.sqrt(3), 1 / math.sqrt(3)]),
     ],
 )
@@ -56,6 +57,12 @@ def test_a_group_gets_the_advantages_of_the_paper(
 ) -> None:
     found = advantages_of(name, rewards, batch_of([5] * len(rewards), len(rewards)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_long_response_counts_by_its_tokens_in_the_mean_of_its_group() -> None:
+    """The mean of four tokens is 1/4; the empty group has no tokens to weigh."""
+    batch = batch_of([1, 3, 0, 0], 2)
+    np.testing.assert_allclose(advantages_of("opo", [1, 0, 1, 0], batch), [0.75, -0.25, 0.5, -0.5], rtol=1e-6)
 
 
 def test_a_long_response_counts_by_its_tokens_in_the_statistics_of_a_step() -> None:
@@ -78,6 +85,9 @@ def straightforward(
             deviation = statistics.stdev(rewards[j] for j in taking) if others else 0.0
             if name == "rloo":
                 found[i] = rewards[i] - statistics.fmean(others) if others else 0.0
+            elif name == "opo":
+                tokens = [rewards[j] for j in taking for _ in range(lengths[j])]
+                found[i] = rewards[i] - (statistics.fmean(tokens) if tokens else mean)
             elif name == "reinforce_plus_plus":
                 found[i] = rewards[i]
             elif name in ("dr_grpo", "reinforce_plus_plus_baseline"):

@@ -60,6 +60,17 @@ def leave_one_out(groups: Groups, settings: AlgorithmSettings) -> Values:
     return np.asarray(_centered(groups) * (count / np.maximum(count - 1, 1)))
 
 
+def relative_to_length_weighted_mean(groups: Groups, settings: AlgorithmSettings) -> Values:
+    """R minus the mean reward of the tokens of the group; the mean of an empty group is that of its responses.
+
+    Source: OPO (arXiv 2505.23585). It is the baseline that minimizes the variance of the gradient if the squared norm
+    of a response's gradient is proportional to its length.
+    """
+    centered, tokens = _centered(groups), np.where(groups.kept, groups.tokens, 0)
+    mean = (tokens * centered).sum(axis=1, keepdims=True) / np.maximum(tokens.sum(axis=1, keepdims=True), 1)
+    return np.asarray(centered - mean)
+
+
 def normalized_over_step(groups: Groups, settings: AlgorithmSettings) -> Values:
     """`(R − mean) / (std + 1e-6)` over the tokens of the step, each of which has the reward of its response; 0 for an
     empty response.
