@@ -102,6 +102,14 @@ class LengthArgs(ApiModel):
     """Tokens before maxTokens over which the penalty grows."""
 
 
+class RepetitionArgs(ApiModel):
+    """Penalty for repetition, as in TRL: minus the share of the n-grams of tokens that occur earlier in the response,
+    between 0 and -1."""
+
+    ngram_size: int = Field(default=3, ge=1, le=1000)
+    """Number of tokens of an n-gram. A response with fewer tokens gets 0."""
+
+
 class CodeArgs(ApiModel):
     """1 if the Python code in the response passes the tests of the record; 0 otherwise. The code is the last fenced
     block, or the answer. It runs in a process without network, other processes, and files outside a temporary
@@ -193,6 +201,7 @@ BUILT_IN_REWARDS: dict[str, BuiltInReward] = {
     "regex": BuiltInReward(RegexArgs, "text"),
     "format": BuiltInReward(FormatArgs, "text"),
     "length": BuiltInReward(LengthArgs, "text"),
+    "repetition": BuiltInReward(RepetitionArgs, "text"),
     "code": BuiltInReward(CodeArgs, "code", bounded=True),
     "judge": BuiltInReward(JudgeArgs, "servers", remote=True),
     "reward_model": BuiltInReward(RewardModelArgs, "servers", remote=True),

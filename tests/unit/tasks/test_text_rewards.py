@@ -84,6 +84,20 @@ def test_length_falls_over_the_buffer(tokens: int, value: float) -> None:
     assert reward("length", arguments, completion_ids=[1] * tokens) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "tokens", "value"),
+    [
+        ({}, [1, 2, 3, 4], 0),
+        ({}, [1, 2, 3, 1, 2, 3], -1 / 4),  # 123 231 312 123
+        ({"ngramSize": 2}, [5, 5, 5, 5, 5], -3 / 4),
+        ({"ngramSize": 2}, [5], 0),
+        ({}, [], 0),
+    ],
+)
+def test_repetition_is_the_share_of_repeated_ngrams(arguments: dict[str, Any], tokens: list[int], value: float) -> None:
+    assert reward("repetition", arguments, completion_ids=tokens) == pytest.approx(value)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -1,4 +1,5 @@
-"""Rewards for the text of a response: exact match and multiple choice, regular expression, format, length."""
+"""Rewards for the text of a response: exact match and multiple choice, regular expression, format, length,
+repetition."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rljob_api.built_in_rewards import ExactMatchArgs, FormatArgs, LengthArgs, RegexArgs
+from rljob_api.built_in_rewards import ExactMatchArgs, FormatArgs, LengthArgs, RegexArgs, RepetitionArgs
 from rljob_trainer.rewards import references
 from rljob_trainer.rewards.overlong import overlong_penalty
 
@@ -40,3 +41,10 @@ def format(completion: str, args: FormatArgs) -> float:
 def length(completion_ids: Sequence[int], args: LengthArgs) -> float:
     """The penalty of `overlong_penalty`, between 0 and -1."""
     return float(overlong_penalty([len(completion_ids)], args.max_tokens, args.buffer_tokens)[0])
+
+
+def repetition(completion_ids: Sequence[int], args: RepetitionArgs) -> float:
+    """Minus the share of n-grams that occur earlier in the response. Source: arXiv 2502.03373, appendix C.2."""
+    starts = range(len(completion_ids) - args.ngram_size + 1)
+    ngrams = {tuple(completion_ids[start : start + args.ngram_size]) for start in starts}
+    return len(ngrams) / len(starts) - 1 if starts else 0.0
