@@ -48,7 +48,7 @@ def items(args: JsonlArgs, context: TaskContext) -> list[Item]:
     for a line that is not a JSON object with a prompt.
     """
     file = context.directory / args.path
-    data = _content(file).removeprefix(b"\xef\xbb\xbf")
+    data = content_of(file).removeprefix(b"\xef\xbb\xbf")
     for magic, name, advice in _OTHER_FORMATS:
         if data.startswith(magic):
             raise BadInput(f"{file}, line 1: expected one JSON object per line, found {name}; {advice}")
@@ -69,7 +69,8 @@ def items(args: JsonlArgs, context: TaskContext) -> list[Item]:
     return found
 
 
-def _content(file: Path) -> bytes:
+def content_of(file: Path) -> bytes:
+    """The content of a file of prompts. Raises `BadInput` if it cannot be read."""
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode):  # reading a FIFO would wait
