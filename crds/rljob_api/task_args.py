@@ -82,6 +82,13 @@ class JsonlArgs(RecordArgs):
     """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
 
 
+class TextArgs(ApiModel):
+    """Arguments of text: a file of prompts in UTF-8, one in each line, for rewards that need no answer."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    """Path of the file. A relative path starts at the manifest's directory, in pods at task.files."""
+
+
 DATA_FORMATS = ("parquet", "json", "csv", "arrow")
 """Formats of data files. json is also JSON Lines."""
 
@@ -132,6 +139,7 @@ TASKS: dict[str, BuiltInTask] = {
     "digits": BuiltInTask("ten prompts, for tests", DigitsArgs, has_reward=True),
     "reasoning-gym": BuiltInTask("generated problems of one or several data sets", ReasoningGymArgs, has_reward=True),
     "jsonl": BuiltInTask("a JSON Lines file, without further packages", JsonlArgs, has_reward=False),
+    "text": BuiltInTask("the lines of a text file", TextArgs, has_reward=False),
     "dataset": BuiltInTask(
         "a data set of the Hugging Face hub, a Parquet, JSON, CSV or Arrow file, or what `save_to_disk` has written",
         DatasetArgs,
