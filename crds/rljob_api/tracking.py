@@ -41,6 +41,12 @@ class TrackerKind(NamedTuple):
 
 
 TRACKERS: dict[str, TrackerKind] = {
+    "csv": TrackerKind(
+        "CSV files",
+        "`csv/` of the output directory: `metrics.csv` with the columns `step`, `time`, `name` and `value`, where the "
+        "last row of a step and name counts, and `notes.csv`",
+        further_args=("logdir",),
+    ),
     "mlflow": TrackerKind(
         "MLflow",
         "`mlflow.db` of the output directory, if neither `tracking_uri` nor `MLFLOW_TRACKING_URI` names a server, and "
