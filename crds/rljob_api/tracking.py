@@ -111,8 +111,8 @@ class TrackerSpec(ApiModel):
             cel=f"!(self.name in {_WITHOUT_PROJECT}) || (!has(self.project) && !has(self.runName))",
             holds=lambda tracker: tracker.name not in _WITHOUT_PROJECT or tracker.project is tracker.run_name is None,
             field="name",
-            message=f"{', '.join(_WITHOUT_PROJECT)}: there are neither projects nor names of runs: remove project and "
-            "runName, or write another directory as args: {logdir: …}",
+            message="this tracker has neither projects nor names of runs: remove project and runName, or write another "
+            "directory as args: {logdir: …}",
         ),
     )
 
