@@ -53,25 +53,29 @@ class CudaDriver:
 
 
 @contextmanager
-def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0, gpu: int = 0) -> Iterator[None]:
+def ballast(*, hold_bytes: int = 0, leave_bytes: int = 0, gpu: int | None = None) -> Iterator[None]:
     """Within, another process holds `hold_bytes` of a GPU in addition to its CUDA context, or all but `leave_bytes`.
 
-    `gpu`: its number among those of the machine.
+    `gpu`: its number among those of the machine, in NVML's order. None: the first that this process may use.
     """
     amount = ["--hold", str(hold_bytes)] if hold_bytes else ["--leave", str(leave_bytes)]
     command = [sys.executable, "-m", "rljob_testing.ballast", *amount]
-    # A controller, from which it may be started, sees no GPU.
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_for(gpu)
     ) as process:
         assert process.stdout is not None
         try:
             if process.stdout.readline().strip() != "ready":
-                raise DriverError(f"no ballast ({' '.join(amount)}): is this much of GPU {gpu} free?")
+                raise DriverError(f"no ballast ({' '.join(amount)}): is this much of the GPU free?")
             yield
         finally:
             process.kill()
+
+
+def environment_for(gpu: int | None) -> dict[str, str]:
+    """The environment of a process on this GPU of the machine, or on the one that this process may use."""
+    chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    return {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", **chosen}
 
 
 def main() -> None:

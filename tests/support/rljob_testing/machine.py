@@ -12,18 +12,19 @@ from pathlib import Path
 
 import psutil
 
+from rljob_trainer.hardware import visible_gpus
+
 
 def device() -> str:
-    """Name of the first GPU, or of the processor with the number of usable cores."""
-    import pynvml
+    """Name of the first GPU that this process may use, or of the processor with the number of usable cores."""
+    gpus = visible_gpus()
+    return gpus[0].name if gpus else f"{processor()}, {len(os.sched_getaffinity(0))} cores"
 
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
-    except pynvml.NVMLError:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
-        return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+def processor() -> str:
+    """Name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def run_for(command: Sequence[str | Path], log: Path, seconds: float, variables: Mapping[str, str]) -> int | None:

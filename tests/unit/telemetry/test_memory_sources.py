@@ -103,20 +103,24 @@ class Nvml:
     def __init__(self) -> None:
         self.used = 0
         self.processes: dict[int, int | None] = {}
-        self.asked: list[str | int] = []
+        self.asked: list[str] = []
         self.has_driver = True
 
     def nvmlInit(self) -> None:
         if not self.has_driver:
             raise NvmlError
 
-    def nvmlDeviceGetHandleByIndex(self, index: int | str) -> str:
-        self.asked.append(index)
-        return "gpu"
+    def nvmlDeviceGetCount(self) -> int:
+        return 8
 
-    nvmlDeviceGetHandleByUUID = nvmlDeviceGetHandleByIndex
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"GPU-{index}b2c"
 
-    def nvmlDeviceGetMemoryInfo(self, _handle: str) -> SimpleNamespace:
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        self.asked.append(handle)
         return SimpleNamespace(used=self.used)
 
     def nvmlDeviceGetComputeRunningProcesses(self, _handle: str) -> list[SimpleNamespace]:
@@ -156,12 +160,22 @@ def test_in_a_container_it_is_the_growth_until_the_first_call(nvml: Nvml, proces
 
 
 @pytest.mark.parametrize(
-    ("visible", "asked"), [(None, 0), ("3", 3), ("5,6", 5), ("GPU-1b2c", "GPU-1b2c"), (" 2 , 1", 2)]
+    ("visible", "asked"),
+    [
+        (None, "GPU-0b2c"),
+        ("3", "GPU-3b2c"),
+        ("5,6", "GPU-5b2c"),
+        ("GPU-1b2c", "GPU-1b2c"),
+        ("GPU-4b,0", "GPU-4b2c"),
+        (" 2 , 1", "GPU-2b2c"),
+        ("", None),
+        ("8", None),
+    ],
 )
 def test_the_gpu_is_the_one_that_cuda_calls_0(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: int | str
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str | None
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     OutsideTorch()
-    assert nvml.asked == [asked]
+    assert nvml.asked == ([asked] if asked else [])

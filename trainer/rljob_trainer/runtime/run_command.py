@@ -163,6 +163,7 @@ class LocalPlacement:
 
     def __enter__(self) -> Self:
         self._visible_gpus = os.environ.get(_VISIBLE_GPUS)
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's, by which `this_machine` reads the variable
         device = this_machine(gpus=self._device_choice != "cpu").choose_device(self._device_choice)
         start_warm(("policy", "rollout"), device)
         return self

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rljob_client.errors import OutputUnavailable
+from rljob_client.errors import BadInput, OutputUnavailable
 from rljob_client.run_directory.memory_logs import old_log
 from rljob_memory.sample import MemorySample
+from rljob_trainer.hardware import visible_handles
 from rljob_trainer.telemetry.host_memory import host_memory
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -237,12 +238,9 @@ def first_visible_gpu() -> Any:
     """NVML's handle of the GPU that CUDA calls 0; None if there is none. It takes no CUDA context."""
     import pynvml
 
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    with suppress(pynvml.NVMLError):
+    with suppress(pynvml.NVMLError, BadInput):
         pynvml.nvmlInit()
-        if first.isdigit():
-            return pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
+        return next(iter(visible_handles()), None)
     return None
 
 

@@ -13,6 +13,7 @@ import pynvml
 import torch
 
 from rljob_testing.induced_failures.catalogue import NotPossibleHere
+from rljob_trainer.telemetry.memory import first_visible_gpu
 
 GIB = 1 << 30
 LOCK_VARIABLE = "INDUCED_FAILURES_LOCK"
@@ -23,7 +24,7 @@ _SECONDS_UNTIL_EMPTY = 30
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """GPU 0."""
+    """The first GPU that this process may use."""
 
     total_bytes: int
     free_bytes: int
@@ -69,8 +70,7 @@ def take_card() -> Card:
 
 def _used_share() -> float:
     """Share of the GPU's memory in use, by NVML: on a full GPU, CUDA cannot be initialized."""
-    pynvml.nvmlInit()
-    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+    memory = pynvml.nvmlDeviceGetMemoryInfo(first_visible_gpu())
     return float(memory.used / memory.total)
 
 

@@ -64,6 +64,7 @@ def run(program: FailingProgram, folder: Path, lock: Path) -> int | None:
     """Exit code of the program; None if it was killed because it took too long."""
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     environment |= {LOCK_VARIABLE: str(lock), SECONDS_VARIABLE: str(program.seconds), **program.variables}
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # NVML's
     command = [sys.executable, "-m", "rljob_testing.induced_failures", program.title, str(folder)]
     return run_for(command, folder / "logs" / "program.log", LONGEST_SECONDS, environment)
 
