@@ -85,7 +85,7 @@ class Arms:
         if not given.smoke:
             require_gpus(self.gpus)
         for arm in given.arms or (given.smoke and self.smoke_names) or names:
-            row = self._row(arm, given.steps, given.smoke, given.output / arm)
+            row = self.row(arm, given.steps, given.smoke, given.output / arm)
             print(json.dumps(row, indent=2), flush=True)
             if given.smoke:
                 assert row["exit_code"] == 0, f"the arm {arm} failed"
@@ -93,7 +93,8 @@ class Arms:
             else:
                 print(record_row(self.name, row, "arm", self.note, given.results, self.gpus), flush=True)
 
-    def _row(self, arm: str, steps: int, smoke: bool, output: Path) -> Row:
+    def row(self, arm: str, steps: int, smoke: bool, output: Path, most_seconds: float = math.inf) -> Row:
+        """Run one arm, for at most `most_seconds`, in the directory `output`, which is replaced."""
         if arm in self.others:
             return {"arm": arm} | self.others[arm](steps)
         shutil.rmtree(output, ignore_errors=True)
@@ -109,7 +110,7 @@ class Arms:
         command = [sys.executable, "-m", "rljob_client", "run", str(path), "--output", str(output), *options]
         environment = os.environ | self.variables(arm)
         with ballast(leave_bytes=card_bytes) if card_bytes else nullcontext(), DevicePeak() as peak, GpuUse() as use:
-            exit_code = run_steps(command, output, steps, environment, to_the_end=smoke)
+            exit_code = run_steps(command, output, steps, environment, to_the_end=smoke, most_seconds=most_seconds)
         row = {"arm": arm, "exit_code": exit_code, "device_peak_bytes": peak.peak_bytes}
         return row | measured(output, self.warm_up_steps, use)
 

@@ -95,16 +95,18 @@ def trl_row(arm: str, steps: int) -> Row:
     return {"exit_code": done.returncode, **measured}
 
 
+ARMS = Arms(
+    "large_models",
+    spec_of,
+    ["0.6b", "4b", *OF_8B, "14b"],
+    "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)",
+    steps=6,
+    warm_up_steps=2,
+    card_bytes=lambda arm: SMALL_CARD_BYTES if arm == "8b-80gib" else None,
+    variables=variables_of,
+    others={arm: partial(trl_row, arm) for arm in TRL_ARMS},
+    smoke_names=["0.6b"],
+)
+
 if __name__ == "__main__":
-    Arms(
-        "large_models",
-        spec_of,
-        ["0.6b", "4b", *OF_8B, "14b"],
-        "Qwen3 shapes, random weights, all weights trained, 128 responses of 1,024 tokens a step (0.6b: 512)",
-        steps=6,
-        warm_up_steps=2,
-        card_bytes=lambda arm: SMALL_CARD_BYTES if arm == "8b-80gib" else None,
-        variables=variables_of,
-        others={arm: partial(trl_row, arm) for arm in TRL_ARMS},
-        smoke_names=["0.6b"],
-    ).main(__doc__)
+    ARMS.main(__doc__)

@@ -76,7 +76,7 @@ def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
     work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     context = work.max_prompt_tokens + work.max_response_tokens / 2
-    read = engine_weight_bytes(work, model) + at_once * context * kv_bytes_per_token(work, model)
+    read = decode_step_bytes(work, model, at_once, context)
     passes = 2 * model.parameters / work.tensor_parallel_size
     rate = gpu.bfloat16_flops * _SERVING_SHARE
     on_gpu = hypot(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / rate)  # neither hides the other
@@ -87,6 +87,11 @@ def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
     prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens
     prefill = prompts * passes / rate
     return waves * work.max_response_tokens * (max(on_gpu, on_host) + _DECODE_ALWAYS_SECONDS) + prefill
+
+
+def decode_step_bytes(work: Workload, model: ModelShape, sequences: int, context_tokens: float) -> float:
+    """Bytes that an engine's GPU reads for one token of each sequence: its weights, keys and values."""
+    return engine_weight_bytes(work, model) + sequences * context_tokens * kv_bytes_per_token(work, model)
 
 
 def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
@@ -109,16 +114,21 @@ def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
 
 
 def flops_per_token(work: Workload, model: ModelShape, plan: MemoryPlan) -> float:
-    """Operations of an update for one token: two for each parameter in a forward pass and four in a backward pass, two
-    of which frozen weights do not need; and causal attention over half of a sequence, which costs more."""
-    attention = _ATTENTION_COST * 2 * model.layers * model.attention_width * work.max_sequence_tokens
-    forward = 2 * model.parameters + attention
+    """Operations of an update for one token: a backward pass has twice those of a forward pass, of which frozen weights
+    need only half; attention counts more, because it takes longer."""
+    forward = forward_flops(model, work.max_sequence_tokens, _ATTENTION_COST)
     backward = 2 * forward
     if model.adapter_parameters:
         backward -= 2 * (model.parameters - model.adapter_parameters)
     extra = forward if plan.activation_checkpointing else 0
     reference = forward if work.reference_model else 0
     return forward + backward + extra + reference
+
+
+def forward_flops(model: ModelShape, sequence_tokens: int, attention_cost: float = 1.0) -> float:
+    """Operations of a forward pass for one token: two for each parameter, and causal attention over half of a
+    sequence."""
+    return 2 * model.parameters + attention_cost * 2 * model.layers * model.attention_width * sequence_tokens
 
 
 def _collective_bytes(work: Workload, model: ModelShape) -> float:
