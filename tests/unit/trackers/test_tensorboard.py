@@ -53,6 +53,20 @@ def test_a_resumed_run_continues_after_the_last_committed_step(tmp_path: Path) -
     assert scalars(read(tmp_path / "tensorboard"), "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
+def test_an_evaluation_that_was_not_reported_leaves_the_numbers_of_its_step(tmp_path: Path) -> None:
+    with attempt(tmp_path, finish=False, name="tensorboard") as killed:
+        killed.commit(1, 0.1)
+        killed.commit(2, 0.2)
+        killed.evaluate(2)
+    state = tmp_path / ".trackers" / "tensorboard.json"
+    state.write_text(state.read_text().replace('"records": 3', '"records": 2'))
+    with attempt(tmp_path, killed.records, name="tensorboard") as resumed:
+        resumed.commit(3, 0.3)
+    events = read(tmp_path / "tensorboard")
+    assert scalars(events, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert scalars(events, "evaluation/avg@8")[-1] == (2, 0.75)
+
+
 def test_a_directory_that_is_given_later_gets_all_steps(tmp_path: Path) -> None:
     with attempt(tmp_path, finish=False, name="tensorboard") as first:
         first.commit(1, 0.1)

@@ -95,7 +95,8 @@ class TrackerListener(RunListener):
         before = self._remembered()
         reported = before.get("records", 0)
         rest = self._known[reported:]
-        next_step = rest[0].step if rest else self._step + 1
+        steps = (record.step for record in rest if isinstance(record, StepRecord))
+        next_step = next(steps, self._step + 1)  # an evaluation of an earlier step may be reported before
         run_id = before.get("run_id")
         run = TrackedRun(self._spec, self._job.metadata.name, run_config(self._job), self._directory, run_id, next_step)
         tracker = tracker_class(self._spec.name)(run)
