@@ -17,7 +17,7 @@ from rljob_testing.supported_models import TRAINED, EngineHost, Kind, compare, l
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.ray_driver import start_local_ray
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment
-from rljob_trainer.rollout.fast_logprobs import VARIABLE
+from rljob_trainer.rollout.fast_decoding import VARIABLE
 from rljob_trainer.rollout.lots import WholeGroups
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
 from rljob_trainer.rollout_batch import Completion
@@ -234,7 +234,7 @@ def test_a_response_ends_with_its_stop_string(start_engine: Any) -> None:
     texts = [completion.text for completion in whole if len(completion.text) > 3]
     stop = (texts[0][2:4], texts[1][1], "<bos>")
     engine, policy = start_engine("random://qwen3", temperature=1.0, stop=stop)
-    assert not ray.get(engine.uses_fast_logprobs.remote())
+    assert not ray.get(engine.uses_fast_decoding.remote())
     sync(policy, engine, 1)
     stopped = generate(engine)
     assert largest_difference(policy, PROMPTS, stopped, 1.0) <= TOLERANCE
@@ -283,7 +283,7 @@ def test_fast_log_probabilities_are_those_of_vllm_bit_for_bit(start_engine: Any)
     # Of 20 sequences, 6 at a time: prompts are prefilled while responses are generated.
     for value in ("0", "1"):
         engine, policy = start_engine("random://qwen3", {VARIABLE: value}, max_num_seqs=6)
-        assert ray.get(engine.uses_fast_logprobs.remote()) == (value == "1")
+        assert ray.get(engine.uses_fast_decoding.remote()) == (value == "1")
         sync(policy, engine, 1)
         found.append(generate(engine))
     assert found[0] == found[1]

@@ -14,7 +14,7 @@ from rljob_client.errors import BadInput, RunError
 from rljob_client.model_files import read_config
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
-from rljob_trainer.rollout.fast_logprobs import install_fast_logprobs
+from rljob_trainer.rollout.fast_decoding import install_fast_decoding
 from rljob_trainer.rollout.lots import Lot, LotResult, Sampling, Segment, WholeGroups, generate_lot
 from rljob_trainer.rollout.requests import Requests
 from rljob_trainer.rollout.synced_weights import SyncedWeights
@@ -68,7 +68,7 @@ class RolloutEngine(ABC):
         self._requests: Requests | None = None
         self.shard = Shard(rank % config.tensor_parallel_size, config.tensor_parallel_size)
         self._store: Any = None
-        self._fast_logprobs = False
+        self._fast_decoding = False
 
     def import_engine(self) -> None:
         """Import the modules that `start` needs. Takes seconds, and no GPU memory."""
@@ -108,7 +108,7 @@ class RolloutEngine(ABC):
         if self._config.logit_scale != 1:
             self._scale_logits(self._config.logit_scale)
         # vLLM looks for stop strings in the text, which the fast path does not decode.
-        self._fast_logprobs = not self._config.stop and install_fast_logprobs(self._llm)
+        self._fast_decoding = not self._config.stop and install_fast_decoding(self._llm)
         self._requests = Requests(self._llm)
 
     @abstractmethod
@@ -287,9 +287,9 @@ class RolloutEngine(ABC):
         self._reset_prefix_cache()  # cached keys and values belong to the previous weights
         self._weights.complete(version)
 
-    def uses_fast_logprobs(self) -> bool:
-        """True if log-probabilities take the fast path (`fast_logprobs`)."""
-        return self._fast_logprobs
+    def uses_fast_decoding(self) -> bool:
+        """True if decoding steps take the fast path (`fast_decoding`)."""
+        return self._fast_decoding
 
     def weight_version(self) -> int | None:
         """The version of the weights; None if the engine cannot generate."""

@@ -1,0 +1,215 @@
+"""Decoding steps that cost the host little: sequences between their first and their last token skip vLLM's code.
+
+vLLM's scheduler treats each sequence of each step as if anything could happen to it, builds objects for its token and
+slices arrays for its log-probability. In a rollout, nearly all of them generate one more token in a block that exists.
+The fast path advances those in two short loops, and gives everything else to vLLM: steps with prompts, preempted
+sequences, and first and last tokens. Tokens, log-probabilities, blocks and the prefix cache stay the same; of
+`FlatLogprobs`, only `logprobs` is filled.
+
+It replaces two methods of one engine's scheduler, as they are in vLLM 0.26 and 0.32 (`v1/core/sched/scheduler.py`,
+`v1/core/sched/async_scheduler.py`). Tests compare both paths in the installed version for CPUs (0.32).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+VARIABLE = "RLJOB_FAST_DECODING"
+"""0: vLLM's own code for all tokens, to compare."""
+
+_KNOWN_VERSIONS = ("0.26.", "0.32.")
+
+_MUST_BE_OFF = (
+    *("connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "defer_block_free"),
+    *("num_spec_tokens", "num_lookahead_tokens", "is_encoder_decoder", "max_num_encoder_input_tokens"),
+    *("needs_kv_cache_zeroing", "has_mamba_layers", "use_pp", "log_stats", "enable_kv_cache_events"),
+)
+"""Attributes of the scheduler. With any of them, a step of single tokens does more than the fast path."""
+
+log = logging.getLogger(__name__)
+
+
+def install_fast_decoding(llm: Any, environment: Mapping[str, str] = os.environ) -> bool:
+    """Use the fast path in `llm`, a `vllm.LLM` whose engine is in this process, if it knows its version and settings.
+
+    All its requests must then have `logprobs=0`, `flat_logprobs=True`, `detokenize=False` and no stop strings, and
+    return their final output only. Returns True if the fast path is used.
+    """
+    if environment.get(VARIABLE) == "0":
+        return False
+    if reason := _unsupported(llm):
+        log.warning("decoding steps take vLLM's own path: %s", reason)
+        return False
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler.schedule = _schedule(scheduler)
+    scheduler.update_from_output = _update_from_output(scheduler, llm.llm_engine.output_processor.request_states)
+    return True
+
+
+def _unsupported(llm: Any) -> str | None:
+    """The reason why the fast path cannot be used; None if it can."""
+    import vllm
+
+    if not vllm.__version__.startswith(_KNOWN_VERSIONS):
+        return f"vLLM {vllm.__version__} is not among the known versions"
+    if not hasattr(llm.llm_engine.engine_core, "engine_core"):
+        return "the engine runs in another process"
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    if found := [name for name in _MUST_BE_OFF if getattr(scheduler, name, None)]:
+        return f"the scheduler has {', '.join(found)}"
+    if scheduler.dcp_world_size * scheduler.num_sampled_tokens_per_step != 1:
+        return "a sequence does not have one token in each step on each GPU"
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    if [type(manager).__name__ for manager in managers] != ["FullAttentionManager"]:
+        return "some layers do not attend to the whole sequence"
+    return None
+
+
+def _schedule(scheduler: Any) -> Callable[..., Any]:
+    """In place of `Scheduler.schedule`."""
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+    original = scheduler.schedule
+    manager = scheduler.kv_cache_manager
+    block_size = manager.coordinator.single_type_managers[0].block_size
+    runs_ahead = _runs_ahead(scheduler)
+
+    def schedule(throttle_prefills: bool = False) -> Any:
+        running = scheduler.running
+        if (
+            len(scheduler.requests) != len(running)  # some wait
+            or scheduler.pause_state
+            or scheduler.reset_preempted_req_ids
+            or len(running) > scheduler.max_num_scheduled_tokens
+        ):
+            return original(throttle_prefills)
+        due, positions, at_boundary = [], [], []
+        for request in running:
+            position, ahead = request.num_computed_tokens, request.num_output_placeholders
+            last = request.num_prompt_tokens + request.max_tokens
+            if (ahead and position + 2 - ahead >= last) or position + 1 >= scheduler.max_model_len:
+                continue  # its last token is being generated
+            known = len(request._all_token_ids)
+            if known + ahead - position != 1:
+                return original(throttle_prefills)
+            if position % block_size == 0 or known % block_size == 0:
+                at_boundary.append(len(due))
+            due.append(request)
+            positions.append(position)
+        ids = [request.request_id for request in due]
+        if not ids or manager.block_pool.get_num_free_blocks() < len(at_boundary):
+            return original(throttle_prefills)
+        if not scheduler.use_v2_model_runner:
+            if not scheduler.prev_step_scheduled_req_ids.issuperset(ids):
+                return original(throttle_prefills)
+            scheduler.prev_step_scheduled_req_ids = set(ids)
+
+        scheduler.current_step += 1
+        manager.new_step_starts()
+        blocks: list[Any] = [None] * len(ids)
+        for index in at_boundary:
+            # Takes a new block, or enters a full one in the prefix cache.
+            blocks[index] = manager.allocate_slots(due[index], 1).get_block_ids(allow_none=True)
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = CachedRequestData(
+            req_ids=ids,
+            resumed_req_ids=set(),
+            new_token_ids=[],
+            all_token_ids={},
+            new_block_ids=blocks,
+            num_computed_tokens=positions,
+            num_output_tokens=[
+                position + 1 - request.num_prompt_tokens for position, request in zip(positions, due, strict=True)
+            ],
+        )
+        output.num_scheduled_tokens = dict.fromkeys(ids, 1)
+        output.total_num_scheduled_tokens = len(ids)
+        output.preempted_req_ids = set()
+        output.finished_req_ids, scheduler.finished_req_ids = scheduler.finished_req_ids, set()
+        if hasattr(output, "num_common_prefix_blocks"):
+            output.num_common_prefix_blocks = manager.get_num_common_prefix_blocks(running[0].request_id)
+        for request in due:
+            request.num_computed_tokens += 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += runs_ahead
+        return output
+
+    return schedule
+
+
+def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[..., Any]:
+    """In place of `Scheduler.update_from_output`: it returns nothing for tokens between the first and the last.
+
+    Their requests return their final output only. `states`: those of the output processor by id.
+    """
+    from vllm.v1.request import RequestStatus
+
+    original = scheduler.update_from_output
+    manager = scheduler.kv_cache_manager
+    block_size = manager.coordinator.single_type_managers[0].block_size
+    runs_ahead = _runs_ahead(scheduler)
+    running = RequestStatus.RUNNING
+
+    def update_from_output(scheduler_output: Any, model_output: Any) -> Any:
+        lists = model_output.logprobs
+        if lists is None or lists.cu_num_generated_tokens is not None:
+            return original(scheduler_output, model_output)
+        # The sampled token is in the first column: vllm/v1/sample/sampler.py, vllm/v1/worker/gpu/sample/logprob.py.
+        logprobs, sampled = lists.logprobs[:, 0].tolist(), model_output.sampled_token_ids
+        others = {}
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            request, state = scheduler.requests.get(request_id), states.get(request_id)
+            index = model_output.req_id_to_index[request_id]
+            if (
+                request is None
+                or state is None
+                or request.status is not running
+                or request.prefill_stats is not None
+                or request.num_preemptions
+                or len(sampled[index]) != 1
+                or _stops(request, sampled[index][0], scheduler.max_model_len)
+            ):
+                others[request_id] = scheduled
+                continue
+            token = sampled[index][0]
+            known = request._all_token_ids
+            request._output_token_ids.append(token)
+            known.append(token)
+            state.detokenizer.token_ids.append(token)
+            state.logprobs_processor.logprobs.logprobs.append(logprobs[index])
+            request.num_in_flight_tokens -= 1
+            request.num_output_placeholders -= runs_ahead
+            if len(known) % scheduler.hash_block_size == 0:
+                request.update_block_hashes()
+            if runs_ahead:
+                computed = request.num_computed_tokens - request.num_output_placeholders
+                if computed % block_size == 0:
+                    manager.cache_blocks(request, computed)
+        rest = copy.copy(scheduler_output)
+        rest.num_scheduled_tokens = others
+        return original(rest, model_output)
+
+    return update_from_output
+
+
+def _stops(request: Any, token: int, max_model_len: int) -> bool:
+    """True if `token` may be the last of `request`: vLLM decides (`v1/core/sched/utils.py`, `check_stop`)."""
+    sampling = request.sampling_params
+    return (
+        token == sampling.eos_token_id
+        or token in sampling.stop_token_ids
+        or len(request._output_token_ids) + 1 >= request.max_tokens
+        or len(request._all_token_ids) + 1 >= max_model_len
+        or sampling.repetition_detection is not None
+    )
+
+
+def _runs_ahead(scheduler: Any) -> int:
+    """Tokens that a step adds to a sequence before they are known: 1 if vLLM schedules asynchronously, otherwise 0."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    return int(isinstance(scheduler, AsyncScheduler))
