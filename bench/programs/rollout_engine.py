@@ -33,7 +33,6 @@ Arm = Literal["none", "public", "fast"]
 ARMS: tuple[Arm, ...] = ("none", "public", "fast")
 
 GROUP_SIZE = 8
-PROMPT = [5, 6, 7, 8]
 
 PARTS = {
     "schedule": ("sched/scheduler.py", "schedule"),
@@ -61,6 +60,7 @@ class MeasuredEngine:
     llm: Any
     sequences: int
     tokens: int
+    prompt_tokens: int
     start_seconds: float
     """Of the engine, its imports included."""
 
@@ -90,7 +90,10 @@ class MeasuredEngine:
             )
             for seed in range(self.sequences // GROUP_SIZE)
         ]
-        prompts = [{"prompt_token_ids": [4 + seed % 32, *PROMPT]} for seed in range(len(sampling))]
+        prompts = [
+            {"prompt_token_ids": [4 + seed % 32] + [5 + place % 50 for place in range(self.prompt_tokens - 1)]}
+            for seed in range(len(sampling))
+        ]
         outputs = [each for request in self.llm.generate(prompts, sampling, use_tqdm=False) for each in request.outputs]
         return [
             (list(each.token_ids), None if each.logprobs is None else list(each.logprobs.logprobs)) for each in outputs
@@ -104,6 +107,7 @@ def started(
     tokens: int,
     cache: Path,
     engine_args: dict[str, Any] | None = None,
+    prompt_tokens: int = 5,
 ) -> MeasuredEngine:
     one_thread = {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}  # waiting threads would count as busy
     os.environ |= engine_environment(device) | allocator_environment("rollout", torch_version()) | one_thread
@@ -116,14 +120,16 @@ def started(
         model_dir=model_dir,
         device=device,
         dtype="float32" if device == "cpu" else "bfloat16",
-        max_model_len=tokens + 16,
+        max_model_len=tokens + prompt_tokens + 11,
         max_num_seqs=sequences,
         kv_cache_bytes=(1 << 30) if device == "cpu" else (32 << 30),
         max_response_tokens=tokens,
+        # As in a job that shares its GPU with the policy.
+        sleep_level=2,
         engine_args=engine_args or {},
     )
     llm = LLM(**engine_arguments(config, EngineArgs.__dataclass_fields__))
-    return MeasuredEngine(llm, sequences, tokens, time.perf_counter() - began)
+    return MeasuredEngine(llm, sequences, tokens, prompt_tokens, time.perf_counter() - began)
 
 
 def compared(engine: MeasuredEngine, rounds: int) -> list[dict[str, Any]]:

@@ -130,8 +130,7 @@ def _schedule(scheduler: Any) -> Callable[..., Any]:
         output.total_num_scheduled_tokens = len(ids)
         output.preempted_req_ids = set()
         output.finished_req_ids, scheduler.finished_req_ids = scheduler.finished_req_ids, set()
-        if hasattr(output, "num_common_prefix_blocks"):
-            output.num_common_prefix_blocks = manager.get_num_common_prefix_blocks(running[0].request_id)
+        output.num_common_prefix_blocks = [0]  # read by vLLM 0.26's runner V1 only, for its cascade attention
         for request in due:
             request.num_computed_tokens += 1
             request.num_in_flight_tokens += 1
