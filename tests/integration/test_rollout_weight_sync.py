@@ -278,7 +278,7 @@ def test_groups_of_earlier_weights_are_dropped_by_a_sync(start_engine: Any) -> N
     assert generate(engine) == expected
 
 
-def test_fast_log_probabilities_are_those_of_vllm_bit_for_bit(start_engine: Any) -> None:
+def test_the_fast_path_returns_the_bits_of_vllm(start_engine: Any) -> None:
     found = []
     # Of 20 sequences, 6 at a time: prompts are prefilled while responses are generated.
     for value in ("0", "1"):
