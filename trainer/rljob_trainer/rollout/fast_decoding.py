@@ -112,7 +112,7 @@ def _schedule(scheduler: Any) -> Callable[..., Any]:
         manager.new_step_starts()
         blocks: list[Any] = [None] * len(ids)
         for index in at_boundary:
-            # Takes a new block, or enters a full one in the prefix cache.
+            # Takes a new block, or enters one in the prefix cache that is full after this step.
             blocks[index] = manager.allocate_slots(due[index], 1).get_block_ids(allow_none=True)
         output = SchedulerOutput.make_empty()
         output.scheduled_cached_reqs = CachedRequestData(
@@ -148,8 +148,6 @@ def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[.
     from vllm.v1.request import RequestStatus
 
     original = scheduler.update_from_output
-    manager = scheduler.kv_cache_manager
-    block_size = manager.coordinator.single_type_managers[0].block_size
     runs_ahead = _runs_ahead(scheduler)
     running = RequestStatus.RUNNING
 
@@ -184,10 +182,6 @@ def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[.
             request.num_output_placeholders -= runs_ahead
             if len(known) % scheduler.hash_block_size == 0:
                 request.update_block_hashes()
-            if runs_ahead:
-                computed = request.num_computed_tokens - request.num_output_placeholders
-                if computed % block_size == 0:
-                    manager.cache_blocks(request, computed)
         rest = copy.copy(scheduler_output)
         rest.num_scheduled_tokens = others
         return original(rest, model_output)
