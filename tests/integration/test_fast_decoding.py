@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +31,9 @@ class Engine:
     def __init__(self, model_dir: Path, *, fast: bool, runs_ahead: bool, blocks: int, caching: bool) -> None:
         from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.engine.output_processor import OutputProcessor
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
@@ -170,9 +171,9 @@ def test_steps_blocks_and_responses_are_those_of_vllm(
     for number in range(40):
         prompt = [4 + (number % 3 + place) % 40 for place in range(1 + chance.randrange(12))]
         name, tokens = f"r{number}", 1 + chance.randrange(LONGEST)
-        events[6 * number] = lambda engine, name=name, prompt=prompt, tokens=tokens: engine.add(name, prompt, tokens)
+        events[6 * number] = methodcaller("add", name, prompt, tokens)
         if number % 9 == 5:
-            events[6 * number + 4] = lambda engine, name=name: engine.abort(name)
+            events[6 * number + 4] = methodcaller("abort", name)
     for step in range(600):
         for engine in engines:
             if step in events:

@@ -1,4 +1,4 @@
-"""When decoding steps take the fast path, without an engine. That its steps are vLLM's: integration/test_fast_decoding."""
+"""When decoding steps take the fast path, without an engine. integration/test_fast_decoding compares its steps."""
 
 from __future__ import annotations
 

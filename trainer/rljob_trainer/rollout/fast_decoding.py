@@ -87,7 +87,9 @@ def _schedule(scheduler: Any) -> Callable[..., Any]:
             or len(running) > scheduler.max_num_scheduled_tokens
         ):
             return original(throttle_prefills)
-        due, positions, at_boundary = [], [], []
+        due: list[Any] = []
+        positions: list[int] = []
+        at_boundary: list[int] = []
         for request in running:
             position, ahead = request.num_computed_tokens, request.num_output_placeholders
             last = request.num_prompt_tokens + request.max_tokens
