@@ -1,4 +1,4 @@
-"""When decoding steps take the fast path, without an engine. integration/test_fast_decoding compares its steps."""
+"""When decoding steps take the fast path, without an engine. integration/test_decoding_steps compares its steps."""
 
 from __future__ import annotations
 

@@ -194,3 +194,27 @@ def test_steps_blocks_and_responses_are_those_of_vllm(
     assert {each.finish_reason for each in vllm.finished.values()} == {"length", "stop"}
     assert any(each.preempted_req_ids for each in vllm.steps) == (blocks == 24)
     assert fast.calls_of_vllm < len(fast.steps) / 2 < vllm.calls_of_vllm
+
+
+def test_kernels_keep_their_arguments_and_get_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker.gpu.sample import logprob
+
+    from rljob_trainer.rollout.fast_decoding import speed_up_kernels
+
+    launches: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *arguments, **settings: launches.append((grid, len(arguments), settings))
+
+    for name in ("_topk_log_softmax_kernel", "_ranks_kernel"):
+        monkeypatch.setattr(logprob, name, Kernel())
+    monkeypatch.setattr(logprob, "triton", SimpleNamespace(next_power_of_2=lambda count: count))
+    work = (torch.zeros(3, 8), 0, torch.tensor([1, 2, 3]))
+    logprob.compute_topk_scores(*work)
+    of_vllm = launches.copy()
+    for _ in range(2):  # for a second engine
+        speed_up_kernels()
+    logprob.compute_topk_scores(*work)
+    (grid, count, settings), _ranks = of_vllm
+    assert launches[2:] == [(grid, count, settings | {"BLOCK_SIZE": 16384, "num_warps": 32})]
