@@ -28,14 +28,16 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Engine:
     """vLLM's scheduler and output processor, as `vllm.v1.engine.core.EngineCore` calls them."""
 
-    def __init__(self, model_dir: Path, *, fast: bool, runs_ahead: bool, blocks: int, caching: bool) -> None:
+    def __init__(
+        self, model_dir: Path, *, fast: bool, runs_ahead: bool, blocks: int, caching: bool, window: int = 0
+    ) -> None:
         from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.engine.output_processor import OutputProcessor
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
         config = VllmConfig(
@@ -49,7 +51,8 @@ class Engine:
             ),
         )
         config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        spec = SlidingWindowSpec(**shape, sliding_window=window) if window else FullAttentionSpec(**shape)
         self.scheduler: Any = (AsyncScheduler if runs_ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
@@ -157,15 +160,15 @@ class Engine:
         }
 
 
+@pytest.mark.parametrize("window", [0, 6], ids=["full attention", "sliding window"])
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
 @pytest.mark.parametrize("blocks", [200, 24], ids=["room", "preemptions"])
 @pytest.mark.parametrize("runs_ahead", [True, False], ids=["as on GPUs", "as on CPUs"])
 def test_steps_blocks_and_responses_are_those_of_vllm(
-    model_dir: Path, runs_ahead: bool, blocks: int, caching: bool
+    model_dir: Path, runs_ahead: bool, blocks: int, caching: bool, window: int
 ) -> None:
-    engines = [
-        Engine(model_dir, fast=fast, runs_ahead=runs_ahead, blocks=blocks, caching=caching) for fast in (False, True)
-    ]
+    settings: dict[str, Any] = {"runs_ahead": runs_ahead, "blocks": blocks, "caching": caching, "window": window}
+    vllm, fast = engines = [Engine(model_dir, fast=fast, **settings) for fast in (False, True)]
     chance = random.Random(3)
     events: dict[int, Callable[[Engine], None]] = {}
     for number in range(40):
@@ -180,8 +183,7 @@ def test_steps_blocks_and_responses_are_those_of_vllm(
                 events[step](engine)
             if engine.scheduler.has_requests() or engine.in_flight:
                 engine.step()
-        assert engines[0].state() == engines[1].state(), f"after step {step}"
-    vllm, fast = engines
+        assert vllm.state() == fast.state(), f"after step {step}"
     for step in vllm.steps + fast.steps:
         step.num_common_prefix_blocks = []  # unused
     assert vllm.steps == fast.steps
@@ -192,8 +194,8 @@ def test_steps_blocks_and_responses_are_those_of_vllm(
         assert expected.finish_reason == fast.finished[name].finish_reason
         assert list(expected.logprobs.logprobs) == list(fast.finished[name].logprobs.logprobs)
     assert {each.finish_reason for each in vllm.finished.values()} == {"length", "stop"}
-    assert any(each.preempted_req_ids for each in vllm.steps) == (blocks == 24)
-    assert fast.calls_of_vllm < len(fast.steps) / 2 < vllm.calls_of_vllm
+    assert any(each.preempted_req_ids for each in vllm.steps) == (blocks == 24 and not window)
+    assert window or fast.calls_of_vllm < len(fast.steps) / 2 < vllm.calls_of_vllm
 
 
 def test_kernels_keep_their_arguments_and_get_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,11 @@ import pytest
 from rljob_trainer.rollout.fast_decoding import VARIABLE, install_fast_decoding
 
 
-class FullAttentionManager:
-    block_size = 16
-
-
-class SlidingWindowManager:
-    block_size = 16
-
-
 class Scheduler:
     dcp_world_size = num_sampled_tokens_per_step = 1
     log_stats = False
 
-    def __init__(self, managers: tuple[Any, ...] = (FullAttentionManager(),), **settings: Any) -> None:
-        self.kv_cache_manager = SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=managers))
+    def __init__(self, **settings: Any) -> None:
         vars(self).update(settings)
 
     def schedule(self) -> None:
@@ -44,7 +35,6 @@ def llm_with(scheduler: Scheduler, *, in_process: bool = True) -> Any:
         ("0.26.1", Scheduler(log_stats=True), True, "the scheduler has log_stats"),
         ("0.26.1", Scheduler(num_spec_tokens=3, num_lookahead_tokens=3), True, "num_spec_tokens, num_lookahead_tokens"),
         ("0.26.1", Scheduler(dcp_world_size=2), True, "one token in each step on each GPU"),
-        ("0.26.1", Scheduler((FullAttentionManager(), SlidingWindowManager())), True, "some layers do not attend"),
     ],
 )
 def test_other_engines_keep_the_scheduler_of_vllm_and_log_why(

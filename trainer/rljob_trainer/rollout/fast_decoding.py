@@ -28,8 +28,8 @@ _KNOWN_VERSIONS = ("0.26.", "0.32.")
 
 _MUST_BE_OFF = (
     *("connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "defer_block_free"),
-    *("num_spec_tokens", "num_lookahead_tokens", "is_encoder_decoder", "max_num_encoder_input_tokens"),
-    *("needs_kv_cache_zeroing", "has_mamba_layers", "use_pp", "log_stats", "enable_kv_cache_events"),
+    *("num_spec_tokens", "num_lookahead_tokens", "is_encoder_decoder", "max_num_encoder_input_tokens", "use_pp"),
+    *("needs_kv_cache_zeroing", "has_mamba_layers", "log_stats", "enable_kv_cache_events"),
 )
 """Attributes of the scheduler. With any of them, a step of single tokens does more than the fast path."""
 
@@ -48,7 +48,10 @@ def install_fast_decoding(llm: Any, environment: Mapping[str, str] = os.environ)
         log.warning("decoding steps take vLLM's own path: %s", reason)
         return False
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    scheduler.schedule = _schedule(scheduler)
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    # Otherwise, a sequence also gives blocks back, for example those outside of its sliding window.
+    if [type(manager).__name__ for manager in managers] == ["FullAttentionManager"]:
+        scheduler.schedule = _schedule(scheduler)
     scheduler.update_from_output = _update_from_output(scheduler, llm.llm_engine.output_processor.request_states)
     if scheduler.use_v2_model_runner:
         speed_up_kernels()
@@ -68,9 +71,6 @@ def _unsupported(llm: Any) -> str | None:
         return f"the scheduler has {', '.join(found)}"
     if scheduler.dcp_world_size * scheduler.num_sampled_tokens_per_step != 1:
         return "a sequence does not have one token in each step on each GPU"
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    if [type(manager).__name__ for manager in managers] != ["FullAttentionManager"]:
-        return "some layers do not attend to the whole sequence"
     return None
 
 
