@@ -152,11 +152,8 @@ def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[.
 
     Their requests return their final output only. `states`: those of the output processor by id.
     """
-    from vllm.v1.request import RequestStatus
-
     original = scheduler.update_from_output
     runs_ahead = _runs_ahead(scheduler)
-    running = RequestStatus.RUNNING
 
     def update_from_output(scheduler_output: Any, model_output: Any) -> Any:
         lists = model_output.logprobs
@@ -166,12 +163,10 @@ def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[.
         logprobs, sampled = lists.logprobs[:, 0].tolist(), model_output.sampled_token_ids
         others = {}
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            request, state = scheduler.requests.get(request_id), states.get(request_id)
+            request = scheduler.requests.get(request_id)
             index = model_output.req_id_to_index[request_id]
             if (
                 request is None
-                or state is None
-                or request.status is not running
                 or request.prefill_stats is not None
                 or request.num_preemptions
                 or len(sampled[index]) != 1
@@ -180,7 +175,7 @@ def _update_from_output(scheduler: Any, states: Mapping[str, Any]) -> Callable[.
                 others[request_id] = scheduled
                 continue
             token = sampled[index][0]
-            known = request._all_token_ids
+            known, state = request._all_token_ids, states[request_id]
             request._output_token_ids.append(token)
             known.append(token)
             state.detokenizer.token_ids.append(token)
