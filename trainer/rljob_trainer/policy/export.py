@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from rljob_client.errors import BadInput
 from rljob_client.model_files import read_config
 from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.policy.config import PolicyConfig
-from rljob_trainer.policy.gradients import full
+from rljob_trainer.policy.gradients import gathered
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.model_files import write_weights
@@ -37,16 +39,23 @@ def full_parameters(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[st
 
     Adapters are added to the weights that they belong to.
 
-    Collective: all ranks iterate in step, and gather one parameter at a time. A tensor may be the parameter itself, if
-    it needs no cast and no gathering: read it before the next update, and do not write to it.
+    Collective: all ranks iterate in step, and gather one layer at a time. A tensor may be the parameter itself, if it
+    needs no cast and no gathering: read it before the next update, and do not write to it.
     """
     adapted = {f"{layer}.base_layer.weight": module for layer, module in adapted_layers(model).items()}
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            continue
-        layer = adapted.get(name)
-        # Cast first: half the bytes to gather.
-        yield sent_name(name), merged_weight(layer, dtype) if layer else full(parameter.detach().to(dtype))
+    of_weights = ((name, each) for name, each in model.named_parameters() if not is_adapter(name))
+    for _, group in groupby(of_weights, key=lambda named: _layer_of(named[0])):
+        members = list(group)
+        plain = [parameter for name, parameter in members if name not in adapted]
+        whole = iter(gathered(plain, dtype))
+        for name, _ in members:
+            yield sent_name(name), merged_weight(adapted[name], dtype) if name in adapted else next(whole)
+
+
+def _layer_of(name: str) -> str:
+    """The start of the names of the parameters that are gathered together with this one: `causal_lm.model.layers.7.`"""
+    layer = re.match(r".*\.layers\.\d+\.", name)
+    return layer.group() if layer else name
 
 
 def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, directory: Path) -> None:

@@ -1,14 +1,14 @@
 """A policy rank that shares its GPU with an engine, which opens the rank's memory to read the weights (CUDA IPC).
 
-`weightExport: SwitchSegments` allocates a buffer for each bucket, and disables expandable segments during the sync.
-`ReservedBuffer` keeps one buffer, allocated while they were disabled: it neither switches nor releases the cache.
+The engine reads the weights of a single rank where they are. Gathered weights, those with an adapter, and weights that
+leave the GPU while the engine generates (`policyOffload`), are copied to buffers: `weightExport: ReservedBuffer` keeps
+them; with `SwitchSegments` they exist in a sync only.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,57 +16,57 @@ from torch import Tensor
 from rljob_trainer.policy.lora import is_adapter
 from rljob_trainer.policy.model import PolicyModel, sent_name
 from rljob_trainer.policy.rank import PolicyRank
-from rljob_trainer.weight_sync.colocated import ReservedBuffer
+from rljob_trainer.weight_sync.colocated import Staging
 from rljob_trainer.weight_sync.transfer import largest_unit_bytes
 
 
 class ExportingRank(PolicyRank):
     """Keeps exported weights in memory that another process on the GPU can open. On a CPU, nothing is special."""
 
-    export_buffer: ReservedBuffer | None = None
-    """Buffer for exported weights; None: a new buffer for each bucket."""
+    _kept: Staging | None = None
+    """Buffers of `weightExport: ReservedBuffer`."""
 
     @contextmanager
-    def weights_for_export(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """The full parameters of `weights_for_sync`, in memory that another process can open (CUDA IPC): same
-        shapes."""
-        switches = self._on_gpu and self.export_buffer is None
-        with self.weights_for_sync() as parameters, self._segments.disabled() if switches else nullcontext():
+    def weights_for_export(self) -> Iterator[tuple[Iterator[tuple[str, Tensor]], Staging | None]]:
+        """The full parameters of `weights_for_sync`, in the same shapes, and the buffers to copy them to; None: another
+        process can open them."""
+        with self.weights_for_sync() as parameters:
+            if not self._stages or self._kept is not None:
+                yield parameters, self._kept
+                return
+            staging = self._staging(self._staged_bytes(self._model), is_kept=False)
             try:
-                yield parameters
+                yield parameters, staging
             finally:
-                if switches:
-                    _release_exported_memory()
+                staging.free()
+                torch.cuda.empty_cache()
 
     def _arrange_gpu_memory(self, model: PolicyModel) -> None:
-        # First, since a reserved export buffer must be in classic memory, as the weights are.
-        self._arrange_export_buffer(model)
+        # First, since a kept buffer must be in classic memory, as the weights are.
+        self._arrange_kept_buffers(model)
         super()._arrange_gpu_memory(model)
 
-    def _arrange_export_buffer(self, model: PolicyModel) -> None:
-        """Allocate or free the buffer as the memory plan requires. A buffer that is large enough is kept."""
-        memory = self.config.memory
-        if memory.weight_export != "ReservedBuffer":
-            self.export_buffer = None
+    def _arrange_kept_buffers(self, model: PolicyModel) -> None:
+        """Allocate or free the buffers as the memory plan requires. Buffers that are large enough are kept."""
+        if not self._stages or self.config.memory.weight_export != "ReservedBuffer":
+            self._kept = None
             return
-        needed = max(memory.sync_bucket_bytes, self._largest_unit_bytes(model))
-        if self.export_buffer is None or self.export_buffer.capacity_bytes < needed:
-            with self._segments.disabled():
-                self.export_buffer = ReservedBuffer(needed)
+        needed = self._staged_bytes(model)
+        if self._kept is None or self._kept.capacity_bytes < needed:
+            self._kept = None
+            self._kept = self._staging(needed, is_kept=True)
 
-    def _largest_unit_bytes(self, model: PolicyModel) -> int:
-        """Maximum bytes of the parameters that are sent together, in the exported dtype."""
-        frozen_or_whole = ((name, each) for name, each in model.named_parameters() if not is_adapter(name))
-        return largest_unit_bytes(
-            (sent_name(name), parameter.numel() * self._dtype.itemsize) for name, parameter in frozen_or_whole
-        )
+    @property
+    def _stages(self) -> bool:
+        in_place = self.world_size == 1 and self.config.lora is None and not self.config.memory.policy_offload
+        return self._on_gpu and not in_place
 
+    def _staging(self, capacity_bytes: int, *, is_kept: bool) -> Staging:
+        with self._segments.disabled():
+            return Staging(capacity_bytes, is_kept=is_kept)
 
-def _release_exported_memory() -> None:
-    """Release exported memory once other processes have closed its handles.
-
-    Otherwise each export would leave another buffer behind: a small tensor that is placed in it keeps it allocated.
-    """
-    gc.collect(generation=0)
-    torch.cuda.ipc_collect()
-    torch.cuda.empty_cache()
+    def _staged_bytes(self, model: PolicyModel) -> int:
+        """Bytes of a buffer: a bucket, or the parameters that are sent together in the exported dtype."""
+        whole = ((name, each) for name, each in model.named_parameters() if not is_adapter(name))
+        unit = largest_unit_bytes((sent_name(name), each.numel() * self._dtype.itemsize) for name, each in whole)
+        return max(self.config.memory.sync_bucket_bytes, unit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -104,6 +104,25 @@ def full(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor of any shape, on all ranks (collective); any other tensor itself. Detached."""
     whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach()
+
+
+def gathered(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The whole of each tensor in `dtype`, detached, on all ranks. One collective for all that are sharded by rows.
+
+    A tensor that is not sharded is returned itself if it needs no cast.
+    """
+    if not (tensors and isinstance(tensors[0], DTensor)):
+        return [tensor.detach().to(dtype) for tensor in tensors]
+    ranks = dist.get_world_size()
+    # FSDP2 divides rows like `torch.chunk`: the last ranks may have fewer, or none.
+    sizes = [-(-len(tensor) // ranks) * (tensor.numel() // len(tensor)) for tensor in tensors]
+    mine = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
+    for part, shard in zip(mine.split(sizes), map(local, tensors), strict=True):
+        part[: shard.numel()].view(shard.shape).copy_(shard)  # cast first: half the bytes to gather
+    whole = torch.empty(ranks * len(mine), dtype=dtype, device=mine.device)
+    dist.all_gather_into_tensor(whole, mine)
+    parts = whole.view(ranks, -1).split(sizes, dim=1)
+    return [part.reshape(-1)[: each.numel()].view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -56,8 +56,8 @@ class ColocatedPolicyActor(PolicyActor, ExportingRank):
     def sync(self, engines: Sequence[Any], version: int) -> None:
         """Send every parameter to every engine, as `version`. Collective."""
         bucket_bytes = self.config.memory.sync_bucket_bytes
-        with self.weights_for_export() as parameters:
-            send_weights(parameters, engines, version, bucket_bytes, self.rank, self.export_buffer)
+        with self.weights_for_export() as (parameters, staging):
+            send_weights(parameters, engines, version, bucket_bytes, self.rank, staging)
 
 
 class DisaggregatedPolicyActor(PolicyActor):

@@ -41,6 +41,7 @@ class ColocatedRoles(Roles):
         """Load the roles, as with separate GPUs. With `policyOffload`, the policy makes room before the engines
         start."""
         if self.engines.loaded and not self.policy.loading:
+            self.engines.results("forget_policy", doing="closing the memory of the former policy")
             self._put_engines_to_sleep()
         self._begin_loading_policy()
         if self._offloads:

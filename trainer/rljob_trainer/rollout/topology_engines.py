@@ -19,11 +19,15 @@ class ColocatedEngine(RolloutEngine):
 
     def start(self, store_port: int = 0) -> None:
         super().start(store_port)
+        self.forget_policy()
+
+    def forget_policy(self) -> None:
+        """Close the memory of the policy that this process has opened: it would outlive the policy's process."""
         self._llm.init_weight_transfer_engine({"init_info": {}})
 
     def _weight_transfer_backend(self) -> str:
         if self._config.device == "cuda":
-            return "ipc"
+            return registered_backend("rljob_cuda_ipc", "CudaIpcWeightTransferEngine")
         return registered_backend("rljob_object_store", "ObjectStoreWeightTransferEngine")
 
     def _ready_requests(self) -> Requests:
