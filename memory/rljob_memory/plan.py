@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 from rljob_api.api_model import MAX_INTEGER
-from rljob_api.memory_plan import MemoryPlan, MemorySettings
+from rljob_api.memory_plan import MemoryPlan, MemorySettings, RolloutSleep
 from rljob_memory.budget import Budget, Setup, budget, gpu_budget
 from rljob_memory.budget.gpu import (
     PolicyState,
@@ -42,9 +42,6 @@ tokens instead of 384, an update took 0.54 s longer than 1.17 s (bench/results/m
 _LOGPROB_CHUNK_ROOM_SHARE = 16
 """Above the lower bound, the logits take at most this fraction of the room for activations: 1/16."""
 _LARGEST_LOGPROB_CHUNK_TOKENS = 8_192
-_AUTO_WEIGHT_EXPORT: Literal["SwitchSegments"] = "SwitchSegments"
-"""Keeps no buffer between syncs; bench/results/memory_mitigation_cost.json compares both."""
-
 _OFFLOADS = 0.0, 0.25, 0.5, 0.75, 1.0
 """Shares of the optimizer's state in host memory for which sizes are chosen. What these leave takes state back."""
 
@@ -86,10 +83,9 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
     """A plan for each combination of switches that `settings` and the host allow."""
     shares_gpu = setup.hardware.device == "cuda" and setup.work.is_colocated
     pinned = pinned_values(settings, shares_gpu=shares_gpu)
-    # Level 2: the next sync brings the weights, so none need be kept in host memory.
-    sleep = pinned.get("rollout_sleep", "Level2" if shares_gpu else "Disabled")
-    for switches in _switches(setup, pinned, engine_sleeps=sleep != "Disabled"):
-        plan = _plan(setup, pinned, {**switches, "rollout_sleep": sleep})
+    sleeps = [pinned["rollout_sleep"]] if "rollout_sleep" in pinned else _SLEEPS if shares_gpu else _SLEEPS[:1]
+    for sleep, switches in _switches(setup, pinned, sleeps):
+        plan = _plan(setup, pinned, {**switches, **_releases(sleep, shares_gpu=shares_gpu)})
         if plan.optimizer_offload > 0 and "optimizer_offload" not in pinned:
             plan = _with_least_offload(setup, plan)
         chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}
@@ -102,31 +98,48 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
         yield Choice(plan, predicted, setup.missing_bytes(predicted))
 
 
-def _switches(setup: Setup, pinned: Mapping[str, Any], *, engine_sleeps: bool) -> Iterator[dict[str, float]]:
+_SLEEPS: Sequence[RolloutSleep] = "Disabled", "Level2"
+"""Level 2: the next sync brings the weights, so none need be kept in host memory."""
+
+
+def _switches(
+    setup: Setup, pinned: Mapping[str, Any], sleeps: Sequence[RolloutSleep]
+) -> Iterator[tuple[RolloutSleep, dict[str, float]]]:
     on_gpu = setup.hardware.device == "cuda"
-    possible: dict[str, Sequence[float]] = {
-        "optimizer_offload": _OFFLOADS if on_gpu else [0.0],
-        # An engine that stays awake needs in the update what the weights would leave to it.
-        "policy_offload": [False, True] if engine_sleeps else [False],
-        "activation_checkpointing": [False, True],
+    for sleep in sleeps:
+        possible: dict[str, Sequence[float]] = {
+            "optimizer_offload": _OFFLOADS if on_gpu else [0.0],
+            # An engine that stays awake needs in the update what the weights would leave to it.
+            "policy_offload": [False, True] if sleep != "Disabled" else [False],
+            "activation_checkpointing": [False, True],
+        }
+        values = [[pinned[name]] if name in pinned else possible[name] for name in SWITCHES]
+        for combination in product(*values):
+            yield sleep, dict(zip(SWITCHES, combination, strict=True))
+
+
+def _releases(sleep: RolloutSleep, *, shares_gpu: bool) -> dict[str, Any]:
+    """What policy and engine release to each other on a GPU: all or nothing, since one that sleeps needs the cache of
+    the other to wake up, and one that is awake has its memory."""
+    releases = shares_gpu and sleep != "Disabled"
+    keeps_buffers = shares_gpu and not releases
+    return {
+        "rollout_sleep": sleep,
+        "empty_cache": releases,
+        "weight_export": "ReservedBuffer" if keeps_buffers else "SwitchSegments",
     }
-    values = [[pinned[name]] if name in pinned else possible[name] for name in SWITCHES]
-    for combination in product(*values):
-        yield dict(zip(SWITCHES, combination, strict=True))
 
 
 def _plan(setup: Setup, pinned: dict[str, Any], switches: dict[str, Any]) -> MemoryPlan:
     """The plan with these switches: KV cache, chunks and micro-batches, in this order, as large as they fit."""
     on_gpu = setup.hardware.device == "cuda"
     smallest = {
-        "empty_cache": on_gpu and setup.work.is_colocated,
         "expandable_segments": on_gpu,
         "kv_cache_bytes": smallest_kv_cache_bytes(setup.work, setup.model),
         "micro_batch_tokens": setup.work.max_sequence_tokens,
         "logprob_chunk_tokens": _chunk_tokens(setup, _LOGPROB_CHUNK_BYTES[0]),
         "sync_bucket_bytes": _sync_bucket_bytes(setup),
         "detach_metrics": True,
-        "weight_export": _AUTO_WEIGHT_EXPORT,
     }
     possible = {name: min(value, MAX_INTEGER) if type(value) is int else value for name, value in smallest.items()}
     plan = MemoryPlan.model_validate(possible | switches | pinned)

@@ -53,8 +53,9 @@ STREAMING_BYTES = int(1.5 * GIB)
 """An optimizer step whose state passes through the GPU, or is in 8 bits: three buckets of the state, and the masters of
 one."""
 
-_LOADED_BUCKETS, _LOADING_BYTES = 2, 256 * MIB
-"""Memory that an engine takes while it loads a bucket: buckets' worth, and always (plan_accuracy.json, 0.6B to 8B)."""
+_RELOADED_BUCKETS, _LOADING_BYTES = 2, 256 * MIB
+"""Memory that an engine takes while it loads a bucket: buckets' worth if it quantizes the weights, which it otherwise
+copies to their place, and always (plan_accuracy.json, 0.6B to 8B)."""
 
 _MERGED_BUCKETS = 2
 """Buckets' worth of merged weights, and of memory that they leave in the allocator's cache: 8B with adapters of rank 16
@@ -156,7 +157,7 @@ def gpu_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
     if setup.hardware.device == "cuda":
         lines = [*_state_lines(setup, plan), *_update_lines(setup, plan), *_engine_lines(setup, plan)]
         yield from lines
-        if setup.work.keeps_cache:
+        if setup.work.keeps_cache or (setup.work.is_colocated and not plan.empty_cache):
             yield from _cache_lines(lines, ("sync",) if engine_sleeps(setup.work, plan) else ("sync", "rollout"))
 
 
@@ -215,9 +216,14 @@ def _update_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         yield line("streamed state", STREAMING_BYTES, "buckets of the optimizer's state", "optimizer")
     bucket = _bucket_bytes(model, plan)
     if work.policy_ranks > 1:
-        yield line("gathered bucket", bucket, "memory.syncBucketSize", "sync")
-    packed: frozenset[Phase] = ALWAYS if plan.weight_export == "ReservedBuffer" else frozenset({"sync"})
-    yield Line("policy", "packed bucket", "gpu", bucket, packed, f"weightExport {plan.weight_export}")
+        layer = max(model.weight_bytes - model.largest_parameter_bytes, 0) // model.layers
+        yield line(
+            "gathered bucket", bucket + max(layer, model.largest_parameter_bytes), "a layer and a bucket", "sync"
+        )
+    is_kept = work.is_colocated and plan.weight_export == "ReservedBuffer"
+    packed: frozenset[Phase] = ALWAYS if is_kept else frozenset({"sync"})
+    buffers = _packed_buckets(work, model, plan) * bucket
+    yield Line("policy", "packed buckets", "gpu", buffers, packed, f"weightExport {plan.weight_export}")
     if model.adapter_parameters:
         merged = _MERGED_BUCKETS * bucket + _FLOAT32_BYTES * model.hidden * max(model.intermediate, model.hidden)
         yield line("merged weights", merged, "a bucket of them, and one in float32", "sync")
@@ -247,7 +253,8 @@ def _engine_lines(setup: Setup, plan: MemoryPlan) -> Iterator[Line]:
         yield replace(nccl, is_in_torch=False)
     kind = "8 bits" if work.quantized_weights else f"{model.bytes_per_parameter} bytes a parameter"
     yield line("engine's weights", weights, awake | {"sync"}, kind)
-    loaded = _LOADED_BUCKETS * _bucket_bytes(model, plan) + _LOADING_BYTES
+    buckets = (0 if work.is_colocated else 1) + (_RELOADED_BUCKETS if work.quantized_weights else 0)
+    loaded = buckets * _bucket_bytes(model, plan) + _LOADING_BYTES
     yield line("loaded buckets", loaded, frozenset({"sync"}), "vLLM's load_weights")
     at_once = sequences_in(work, model, plan.kv_cache_bytes)
     yield line("KV cache", plan.kv_cache_bytes, awake, f"{at_once:,} × {work.max_sequence_tokens:,} tokens")
@@ -266,6 +273,14 @@ def float32_head_bytes(model: ModelShape) -> int:
 def _bucket_bytes(model: ModelShape, plan: MemoryPlan) -> int:
     """Weights that a sync sends at a time."""
     return max(min(plan.sync_bucket_bytes, model.weight_bytes), model.largest_parameter_bytes)
+
+
+def _packed_buckets(work: Workload, model: ModelShape, plan: MemoryPlan) -> int:
+    """Buffers of the size of a bucket in a sync: one that is broadcast, two that an engine on the same GPU reads in
+    turn, or none, if it reads the weights of a single rank where they are."""
+    if not work.is_colocated:
+        return 1
+    return 0 if work.policy_ranks == 1 and not model.adapter_parameters and not plan.policy_offload else 2
 
 
 def engine_sleeps(work: Workload, plan: MemoryPlan) -> bool:

@@ -45,7 +45,7 @@ SIXTEEN_GROUPS = Workload(16, 8, max_prompt_tokens=100, max_response_tokens=512)
 
 SETUP = Setup(SIXTEEN_GROUPS, QWEN3_0_6B, H200)
 FOUR_RANKS = SETUP.with_work(policy_ranks=4)
-FIRST_PLAN = first_plan(MemorySettings(), SETUP)
+FIRST_PLAN = first_plan(MemorySettings(rollout_sleep="Level2"), SETUP)
 ALL_OFF = FIRST_PLAN.model_copy(
     update={
         "empty_cache": False,
