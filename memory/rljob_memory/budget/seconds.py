@@ -51,6 +51,9 @@ _MICRO_BATCH_SECONDS = 0.02
 _GRADIENT_PASSES = 3
 """Times that a micro-batch reads or writes the sum of gradients."""
 
+_RELEASE_SECONDS = 0.12
+"""Sleep and wake-up of an engine, and release of the policy's cache (memory_mitigation_cost.json)."""
+
 _SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.2, 75e9, 30e9
 """Weight sync: fixed seconds, and bytes of weights per second from one rank and gathered from several."""
 
@@ -66,7 +69,7 @@ def seconds_by_phase(setup: Setup, plan: MemoryPlan, copies: Copies) -> dict[Pha
     sync_rate = _SYNC_RATE if setup.work.policy_ranks == 1 else _GATHERED_SYNC_RATE
     return {
         "rollout": rollout,
-        "update": _update_seconds(setup, plan),
+        "update": _update_seconds(setup, plan) + (_RELEASE_SECONDS if engine_sleeps(setup.work, plan) else 0),
         "sync": _SYNC_SECONDS + setup.model.weight_bytes / sync_rate,
     }
 

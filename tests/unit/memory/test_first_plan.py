@@ -75,18 +75,24 @@ ON_H200 = planned(H200, QWEN3_0_6B)
                 "sync_bucket_bytes": 256 * MIB,
             },
         ),
-        # a shared GPU gets every mitigation that costs no time
+        # nothing is released on a shared GPU where everything fits at once
         (
             H200,
             QWEN3_0_6B,
             SIXTEEN_GROUPS,
             {
-                **dict.fromkeys(["empty_cache", "expandable_segments", "detach_metrics"], True),
-                "activation_checkpointing": False,
-                "optimizer_offload": False,
-                "rollout_sleep": "Level2",
+                **dict.fromkeys(["expandable_segments", "detach_metrics"], True),
+                **dict.fromkeys(["empty_cache", "activation_checkpointing", "optimizer_offload"], False),
+                "rollout_sleep": "Disabled",
+                "weight_export": "ReservedBuffer",
                 "micro_batch_tokens": 16_384,
             },
+        ),
+        (
+            H200,
+            QWEN3_14B,
+            SIXTEEN_GROUPS,
+            {"empty_cache": True, "rollout_sleep": "Level2", "weight_export": "SwitchSegments"},
         ),
         (H200, QWEN3_0_6B, APART, {"rollout_sleep": "Disabled", "empty_cache": False}),
         # a large model on one GPU, on eight, and on a host that could not hold its state

@@ -55,7 +55,10 @@ def compared(setup: Setup, plan: MemoryPlan, measured: Mapping[Phase, Mapping[st
 
 
 def compared_again(row: Row) -> Row:
-    """The row with the predictions of today; unchanged if it has none, or if its facts are of another version."""
+    """The row with the predictions of today; unchanged if it has none, or if its facts are of another version.
+
+    The GPU memory and seconds of its sync keep their prediction: until 2026-11-28, syncs copied weights more often.
+    """
     setup = setup_of_facts(row["facts"]) if "phases" in row else None
     if setup is None:
         return row
@@ -63,7 +66,9 @@ def compared_again(row: Row) -> Row:
         phase: {name: pair["measured"] for name, pair in values.items()} for phase, values in row["phases"].items()
     }
     plan = MemoryPlan.model_validate(row["plan"])
-    return row | compared(setup, plan, measured, row["step_seconds"]["measured"])
+    again = compared(setup, plan, measured, row["step_seconds"]["measured"])
+    sync = row["phases"]["sync"] | {"host": again["phases"]["sync"]["host"]}
+    return row | again | {"phases": again["phases"] | {"sync": sync}}
 
 
 def _pair(predicted: float, measured: float) -> Row:

@@ -86,10 +86,10 @@ def test_activations_and_logits_of_a_token() -> None:
     assert 256 * 257 * each == pytest.approx(kept, rel=0.1)
 
 
-def test_a_bucket_counts_once_in_the_policy_and_twice_in_the_engine() -> None:
+def test_a_bucket_of_several_ranks_counts_twice_packed_and_once_gathered() -> None:
     spike = failure(diagnosis("WeightSyncSpike"), phase="sync")
     plan = FIRST_PLAN.model_copy(update={"sync_bucket_bytes": 512 << 20})
-    remedy = change_after(spike, plan, constraints(setup=MEASURED_JOB))
+    remedy = change_after(spike, plan, constraints(setup=MEASURED_JOB.with_work(policy_ranks=2)))
     assert remedy.plan.sync_bucket_bytes == FOUR_LAYERS.largest_parameter_bytes
     all_but_the_largest = FOUR_LAYERS.weight_bytes - FOUR_LAYERS.largest_parameter_bytes
     assert remedy.change.remedy.expected_bytes == pytest.approx(3 * all_but_the_largest, rel=0.01)
