@@ -12,7 +12,7 @@ from rljob_trainer.policy.caching_allocator import ExpandableSegments, cache_rel
 from rljob_trainer.policy.model import build_policy_model, sent_name
 from rljob_trainer.policy.policy_offload import PolicyOffload
 from rljob_trainer.policy.weight_loading import load_weights, read_frozen_weights
-from rljob_trainer.weight_sync.colocated import fresh_buffer
+from rljob_trainer.weight_sync.colocated import Staging
 
 pytestmark = pytest.mark.gpu
 MODEL = "random://qwen3?hidden=1024&intermediate=3072&layers=4&heads=16&kvHeads=8&headDim=128&vocabulary=8192&tied=true"
@@ -58,8 +58,9 @@ def test_weights_leave_the_gpu_and_return(model: Any, expandable: bool, from_fil
                 assert torch.equal(parameter.detach().cpu(), expected[name]), name
         # As in a sync: what another process reads is packed into classic memory.
         name, largest = max(model.named_parameters(), key=lambda pair: pair[1].numel())
-        with segments.disabled(), fresh_buffer([(name, largest.detach())]) as handle:
-            assert handle
+        with segments.disabled():
+            staging = Staging(largest.nbytes, is_kept=False)
+        assert staging.filled([(name, largest.detach())])["handles"]
     finally:
         if expandable:
             segments.disable()

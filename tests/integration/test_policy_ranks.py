@@ -178,6 +178,23 @@ def broken(tokens, settings):
 """
 
 
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_every_rank_gathers_the_whole_weights_bit_for_bit(tmp_path: Path, ranks: int) -> None:
+    """Rows that the ranks do not divide evenly; of five ranks, one has no row of the smallest weights."""
+    model_dir = tiny_model(tmp_path / "model")
+    whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters()
+    expected = {name: weight.detach().to(torch.bfloat16).view(torch.int16).numpy() for name, weight in whole}
+    with policy_processes(ranks, policy_config(model_dir, tmp_path / "run", dtype="bfloat16")) as policy:
+        for gathered in policy.run(exported_bits):
+            assert list(gathered) == list(expected)
+            for name, weight in gathered.items():
+                np.testing.assert_array_equal(weight, expected[name], err_msg=name)
+
+
+def exported_bits(policy: PolicyRank) -> dict[str, np.ndarray]:
+    return {name: weight.view(torch.int16).numpy().copy() for name, weight in policy.named_full_parameters()}
+
+
 def test_a_loss_of_the_user_runs_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "own_loss_of_ranks.py").write_text(OWN_LOSS)
     model_dir = tiny_model(tmp_path / "model")

@@ -108,6 +108,7 @@ def test_after_every_sync_the_engine_computes_what_the_policy_does(start_engine:
     sync(policy, engine, 2, bucket_bytes=1 << 30)
     assert difference(policy, generate(engine)) <= TOLERANCE
     assert ray.get(engine.weight_version.remote()) == 2
+    assert ray.get(engine.keeps_weights_as_loaded.remote()), "on a GPU, it would load them in place"
 
 
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.model_type)

@@ -38,6 +38,12 @@ class EngineHost(ColocatedEngine):
         super().__init__(0, config)
         self.start()
 
+    def keeps_weights_as_loaded(self) -> bool:
+        """`engine_side.is_kept_as_loaded` of the engine's model."""
+        from rljob_trainer.weight_sync.engine_side import is_kept_as_loaded
+
+        return all(self._llm.apply_model(is_kept_as_loaded))
+
     def count_unfinished(self) -> int:
         """`unfinished_sequences`, for callers in other processes."""
         return self.unfinished_sequences

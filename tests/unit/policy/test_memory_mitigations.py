@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +44,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("flush"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: calls.append("collect"))
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     return calls
 
@@ -138,57 +138,89 @@ def test_failing_to_disable_segments_fails_the_sync_and_to_enable_warns(
 class Rank(ExportingRank):
     """Without a model. Its largest parameters that are sent together have 30 bytes."""
 
-    def __init__(self, directory: Path, memory: MemoryPlan) -> None:
-        super().__init__(0, 1, PolicyConfig(directory, directory, "cuda", "bfloat16", AlgorithmSpec(steps=1), memory))
+    def __init__(self, directory: Path, memory: MemoryPlan, ranks: int = 2) -> None:
+        config = PolicyConfig(directory, directory, "cuda", "bfloat16", AlgorithmSpec(steps=1), memory)
+        super().__init__(0, ranks, config)
         self._segments.enable()
+
+    @property
+    def _model(self) -> Any:
+        return None
 
     @contextmanager
     def weights_for_sync(self) -> Iterator[Any]:
         yield iter(())
 
-    def _largest_unit_bytes(self, _model: Any) -> int:
-        return 30
+    def _staged_bytes(self, _model: Any) -> int:
+        return max(self.config.memory.sync_bucket_bytes, 30)
 
     def use(self, memory: MemoryPlan) -> None:
         self.config = replace(self.config, memory=memory)
-        self._arrange_export_buffer(cast(Any, None))
+        self._arrange_kept_buffers(cast(Any, None))
+
+    def sent_through(self) -> Any:
+        """The buffers of a sync."""
+        with self.weights_for_export() as (_, staging):
+            return staging
+
+
+@pytest.fixture
+def allocated(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """Buffers for exported weights, in the order of their allocation."""
+    found: list[SimpleNamespace] = []
+
+    def allocate(capacity_bytes: int, *, is_kept: bool) -> SimpleNamespace:
+        calls.append("allocate")
+        freed = partial(calls.append, "free")
+        found.append(SimpleNamespace(capacity_bytes=capacity_bytes, is_kept=is_kept, free=freed))
+        return found[-1]
+
+    monkeypatch.setattr(exporting_rank, "Staging", allocate)
+    return found
 
 
 def reserving(bucket_bytes: int) -> MemoryPlan:
     return memory_plan(sync_bucket_bytes=bucket_bytes, weight_export="ReservedBuffer")
 
 
-def test_switching_uses_classic_memory_only_for_the_sync(calls: list[str], tmp_path: Path) -> None:
+def test_switching_uses_classic_memory_only_for_the_buffers(
+    calls: list[str], allocated: list[SimpleNamespace], tmp_path: Path
+) -> None:
     rank = Rank(tmp_path, memory_plan())
     rank.use(memory_plan(weight_export="SwitchSegments"))
-    with rank.weights_for_export():
-        assert calls == [ON, OFF, "flush"]
-    assert calls[3:] == ["collect", "flush", ON]
-    assert rank.export_buffer is None
+    with rank.weights_for_export() as (_, staging):
+        assert calls == [ON, OFF, "flush", "allocate", ON]
+        assert staging is not None
+        assert not staging.is_kept
+    assert calls[5:] == ["free", "flush"]
 
 
 def test_a_reserved_buffer_fits_the_largest_parameter_and_only_grows(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    calls: list[str], allocated: list[SimpleNamespace], tmp_path: Path
 ) -> None:
-    def allocated(capacity_bytes: int) -> SimpleNamespace:
-        calls.append("allocate")
-        return SimpleNamespace(capacity_bytes=capacity_bytes)
-
-    monkeypatch.setattr(exporting_rank, "ReservedBuffer", allocated)
     rank = Rank(tmp_path, memory_plan())
     sizes = []
     for bucket_bytes in (20, 100, 50):
         rank.use(reserving(bucket_bytes))
-        assert rank.export_buffer is not None
-        sizes.append(rank.export_buffer.capacity_bytes)
+        sizes.append(rank.sent_through().capacity_bytes)
     assert sizes == [30, 100, 100]
-    assert calls == [ON, *(OFF, "flush", "allocate", ON) * 2]
-    calls.clear()
-    with rank.weights_for_export():
-        pass
-    assert calls == [], "a sync neither switches nor flushes"
+    assert all(buffers.is_kept for buffers in allocated)
+    assert calls == [ON, *(OFF, "flush", "allocate", ON) * 2], "a sync neither switches nor flushes"
     rank.use(memory_plan())
-    assert rank.export_buffer is None
+    assert not rank.sent_through().is_kept
+
+
+def test_a_single_rank_needs_buffers_only_for_weights_that_move(
+    calls: list[str], allocated: list[SimpleNamespace], tmp_path: Path
+) -> None:
+    rank = Rank(tmp_path, memory_plan(), ranks=1)
+    for plan in (memory_plan(), reserving(50)):
+        rank.use(plan)
+        assert rank.sent_through() is None
+    assert not allocated
+    assert calls == [ON]
+    rank.use(memory_plan(policy_offload=True))
+    assert rank.sent_through() is not None
 
 
 # --- cached memory ---

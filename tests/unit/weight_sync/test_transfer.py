@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import ray
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.weight_sync import colocated
-from rljob_trainer.weight_sync.colocated import ReservedBuffer, send_by_ipc
+from rljob_trainer.weight_sync.colocated import Staging, send_by_ipc
 from rljob_trainer.weight_sync.transfer import EngineCalls, buckets, largest_unit_bytes, layout, packed, unit_of
 
 # Division of parameters into pieces that are staged together, for both backends.
@@ -80,12 +79,13 @@ PARAMETERS = [(name, torch.full((count,), float(count))) for name, count in zip(
 
 
 class ReadingEngines(EngineCalls):
-    """Read each bucket as late as engines may, when they are waited for: the first bytes behind the handle."""
+    """Read each bucket as late as engines may, when they are waited for, from the memory that the policy names."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.received: dict[str, torch.Tensor] = {}
         self.opened: list[int] = []
+        self.kept: set[bool] = set()
         self._announced: deque[dict[str, Any]] = deque()
 
     def begin(self, method: str, *arguments: Any) -> None:
@@ -94,10 +94,10 @@ class ReadingEngines(EngineCalls):
     def wait(self, *, until_left: int = 0) -> None:
         while len(self._announced) > until_left:
             update = self._announced.popleft()
-            [(buffer,)] = update["ipc_handles"].values()
-            self.opened.append(buffer.data_ptr())
-            parts = buffer[: sum(update["tensor_sizes"])].split(update["tensor_sizes"])
-            for name, part in zip(update["names"], parts, strict=True):
+            self.kept.add(update["is_kept"])
+            self.opened.append(update["places"][0].data_ptr())
+            for name, part, size in zip(update["names"], update["places"], update["tensor_sizes"], strict=True):
+                assert part.nbytes == size
                 self.received[name] = part.clone().view(torch.float32)
 
 
@@ -105,41 +105,42 @@ class ReadingEngines(EngineCalls):
 def host_memory_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, device, **options: empty(*size, **options))
-    monkeypatch.setattr(torch.cuda, "current_stream", torch.cpu.current_stream)
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    monkeypatch.setattr(torch.cpu.Stream, "synchronize", lambda _self: None, raising=False)
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(colocated, "_handle", lambda buffer: (buffer,))
-    monkeypatch.setattr(colocated, "_handles_by_gpu", lambda handle: {"GPU-0": handle})
-
-
-def send(engines: EngineCalls, bucket_bytes: int, reserved: ReservedBuffer | None) -> None:
-    for bucket in buckets(PARAMETERS, bucket_bytes):
-        send_by_ipc(bucket, engines, reserved)
+    monkeypatch.setattr(colocated, "shared", lambda tensors: {"places": list(tensors)})
 
 
 @pytest.mark.parametrize("bucket_bytes", [36, 40, 1000])
-@pytest.mark.parametrize("reserves", [False, True], ids=["fresh buffers", "reserved buffer"])
-def test_every_parameter_arrives_unchanged(bucket_bytes: int, reserves: bool) -> None:
+def test_every_parameter_arrives_unchanged_through_buffers(bucket_bytes: int) -> None:
     engines = ReadingEngines()
-    send(engines, bucket_bytes, ReservedBuffer(bucket_bytes) if reserves else None)
+    send_by_ipc(buckets(PARAMETERS, bucket_bytes), engines, Staging(bucket_bytes, is_kept=False))
     engines.wait()
     assert list(engines.received) == NAMES
     for name, tensor in PARAMETERS:
         assert torch.equal(engines.received[name], tensor)
+    assert engines.kept == {False}
 
 
-def test_a_reserved_buffer_is_the_same_memory_in_every_sync() -> None:
-    buffer, engines = ReservedBuffer(36), ReadingEngines()
+def test_two_buffers_are_filled_in_turn_in_every_sync() -> None:
+    staging, engines = Staging(36, is_kept=True), ReadingEngines()
     for _ in range(3):
-        send(engines, 36, buffer)
+        send_by_ipc(buckets(PARAMETERS, 36), engines, staging)
+    engines.wait()
     assert len(engines.opened) == 9
-    assert len(set(engines.opened)) == 1
+    assert len(set(engines.opened)) == 2
+    assert all(before != after for before, after in pairwise(engines.opened))
 
 
-def test_a_bucket_larger_than_the_reserved_buffer_is_an_error() -> None:
+def test_parameters_that_engines_can_open_are_read_where_they_are() -> None:
+    engines = ReadingEngines()
+    send_by_ipc([PARAMETERS], engines, None)
+    engines.wait()
+    assert engines.opened == [PARAMETERS[0][1].data_ptr()]
+    assert engines.kept == {True}
+    assert all(torch.equal(engines.received[name], tensor) for name, tensor in PARAMETERS)
+
+
+def test_a_bucket_larger_than_its_buffer_is_an_error() -> None:
     with pytest.raises(ValueError, match="expected a bucket of at most 35 bytes, found 36"):
-        send(ReadingEngines(), 36, ReservedBuffer(35))
+        send_by_ipc(buckets(PARAMETERS, 36), ReadingEngines(), Staging(35, is_kept=False))
 
 
 # Calls of the policy to engines, some of them lost.
