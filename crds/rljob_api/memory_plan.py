@@ -70,9 +70,9 @@ class MemorySettings(ApiModel):
     only to measure its effect."""
 
     weight_export: Literal["Auto", "ReservedBuffer", "SwitchSegments"] = "Auto"
-    """Buffer for the weights that the policy shares with the engine on the same GPU through CUDA IPC. ReservedBuffer:
-    keep one buffer for the whole job. SwitchSegments: allocate it in each sync, with expandable segments switched
-    off."""
+    """Buffers for the weights that several policy ranks share with the engines on their GPUs through CUDA IPC.
+    ReservedBuffer: keep them for the whole job. SwitchSegments: allocate them in each sync, with expandable segments
+    switched off."""
 
 
 def _as_share(given: object) -> object:
@@ -122,8 +122,8 @@ class MemoryPlan(ApiModel):
     """The metrics of a micro-batch are detached from the autograd graph, and the batch is freed after its last use."""
 
     weight_export: Literal["ReservedBuffer", "SwitchSegments"] = "SwitchSegments"
-    """Buffer for the weights that the policy shares with the engine through CUDA IPC. ReservedBuffer: one buffer for
-    the whole job. SwitchSegments: allocated in each sync, with expandable segments switched off."""
+    """Buffers for the weights that several policy ranks share with the engines through CUDA IPC. ReservedBuffer: kept
+    for the whole job. SwitchSegments: allocated in each sync, with expandable segments switched off."""
 
     policy_gpus: int | None = Field(default=None, ge=1, le=1024)
     """GPUs of the policy in all pods, one for each rank; without GPUs, its ranks. Absent: the number in spec.policy. It
