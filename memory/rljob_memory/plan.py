@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rljob_api.api_model import MAX_INTEGER
 from rljob_api.memory_plan import MemoryPlan, MemorySettings, RolloutSleep
-from rljob_memory.budget import Budget, Setup, budget, gpu_budget
+from rljob_memory.budget import PHASES, Budget, Setup, budget, gpu_budget
 from rljob_memory.budget.gpu import (
     PolicyState,
     activation_bytes_per_token,
@@ -95,7 +95,17 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
         predicted = budget(setup, plan)
         if "policy_offload" in chosen and predicted.total("gpu", "sync") > setup.usable_bytes("sync"):
             continue  # in a sync, the weights of policy and engine have to fit together
+        if sleep == "Disabled" and len(sleeps) > 1 and not _is_roomy(setup, predicted):
+            continue
         yield Choice(plan, predicted, setup.missing_bytes(predicted))
+
+
+_ROOMY_SHARE = 0.8
+"""Nothing is released if this share of a GPU holds everything: sleep takes 0.1 s a step, a failure half a minute."""
+
+
+def _is_roomy(setup: Setup, predicted: Budget) -> bool:
+    return max(predicted.total("gpu", phase) for phase in PHASES) <= _ROOMY_SHARE * setup.hardware.device_memory_bytes
 
 
 _SLEEPS: Sequence[RolloutSleep] = "Disabled", "Level2"

@@ -54,7 +54,7 @@ _GRADIENT_PASSES = 3
 _RELEASE_SECONDS = 0.12
 """Sleep and wake-up of an engine, and release of the policy's cache (memory_mitigation_cost.json)."""
 
-_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.2, 75e9, 30e9
+_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.05, 75e9, 30e9
 """Weight sync: fixed seconds, and bytes of weights per second from one rank and gathered from several."""
 
 _FILE_RATE = 5e9

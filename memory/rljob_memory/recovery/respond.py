@@ -24,7 +24,7 @@ from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.model_shape import with_adapters
-from rljob_memory.plan_settings import host_memory_setting, planned_host_memory
+from rljob_memory.plan_settings import host_memory_setting, is_pinned, planned_host_memory
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
@@ -253,7 +253,13 @@ def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | Non
 def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) -> Changed:
     assert rung.level is not None, "only a change that the caller can carry out is chosen"
     remedy = rung.remedy
-    changed = {remedy.setting: rung.value} if remedy.of_the_plan else {}
+    changed: dict[str, object] = {remedy.setting: rung.value} if remedy.of_the_plan else {}
+    if (
+        remedy.setting == "rollout_sleep"
+        and case.setup is not None
+        and not is_pinned(constraints.settings, "empty_cache")
+    ):
+        changed["empty_cache"] = True  # an engine that sleeps needs this memory to wake up
     plan = case.plan.model_copy(update={**changed, "generation": case.plan.generation + 1})
     change = PlanChange(
         generation=plan.generation,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.topology import Topology
-from rljob_memory.budget import Setup, budget, compiles_ahead, copies_with_room
+from rljob_memory.budget import PHASES, Setup, budget, compiles_ahead, copies_with_room
 from rljob_memory.budget.gpu import PolicyState, kv_bytes
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
@@ -111,6 +111,22 @@ def test_settings_follow_from_machine_model_and_step(
 ) -> None:
     plan = planned(hardware, model, work)
     assert plan.model_dump(include=set(expected)) == expected
+
+
+@pytest.mark.parametrize(("gib", "sleep"), [(140, "Disabled"), (56, "Disabled"), (54, "Level2"), (24, "Level2")])
+def test_an_engine_stays_awake_if_four_fifths_of_the_gpu_hold_everything(gib: int, sleep: str) -> None:
+    def budgeted(**settings: str) -> tuple[MemoryPlan, int]:
+        setup = Setup(SIXTEEN_GROUPS, QWEN3_0_6B, replace(gpu(gib), layers_compiled=True))
+        choice = best_choice(MemorySettings.model_validate(settings), setup)
+        return choice.plan, max(choice.budget.total("gpu", phase) for phase in PHASES)
+
+    awake, at_once = budgeted(rolloutSleep="Disabled")
+    assert not awake.empty_cache
+    plan, _ = budgeted()
+    assert plan.rollout_sleep == sleep
+    assert plan.empty_cache == (sleep == "Level2")
+    if gib > 24:  # below, it would also get smaller micro-batches
+        assert (at_once <= 0.8 * gib * GIB) == (sleep == "Disabled")
 
 
 PINNED: dict[str, Any] = {

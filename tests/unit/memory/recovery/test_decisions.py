@@ -236,3 +236,12 @@ def test_a_loop_without_a_step_ends_however_large_the_budget_is() -> None:
     found, end = answers_to(repeat(SPIKE, 99), FIRST_PLAN, given, committed_each_time=50)
     assert len(found) > 10
     assert "No change of the memory plan is left" in explanation_of(end), "with progress it ends only then"
+
+
+@pytest.mark.parametrize(("pinned", "releases"), [("Auto", True), ("Disabled", False)])
+def test_an_engine_that_sleeps_from_now_on_gets_the_policys_cache(pinned: str, releases: bool) -> None:
+    awake = first_plan(MemorySettings(), SETUP)
+    assert (awake.rollout_sleep, awake.empty_cache) == ("Disabled", False)
+    given = constraints(memory={"emptyCache": pinned})
+    changed = change_after(failure(diagnosis("EngineNotAsleep")), awake, given).plan
+    assert (changed.rollout_sleep, changed.empty_cache) == ("Level2", releases)
