@@ -129,8 +129,8 @@ def _switches(
 
 
 def _releases(sleep: RolloutSleep, *, shares_gpu: bool) -> dict[str, Any]:
-    """What policy and engine release to each other on a GPU: all or nothing, since one that sleeps needs the cache of
-    the other to wake up, and one that is awake has its memory."""
+    """Settings by which policy and engine release memory to each other on a GPU: all or nothing, since an engine that
+    sleeps needs the policy's cache to wake up, and one that is awake has its memory."""
     releases = shares_gpu and sleep != "Disabled"
     keeps_buffers = shares_gpu and not releases
     return {

@@ -48,10 +48,13 @@ class SmallGpu:
             "wake_weights": {"weights": 2},
             "wake_kv_cache": {"cache": cache},
             "killed policy": {"policy": 0},
+            "forget_policy": {"opened": 0},
             "killed rollout": asleep,
         }
 
     def during(self, call: str) -> None:
+        if call == "killed policy" and self.held.get("weights") is not None:
+            self.held["opened"] = self.held["policy"]  # by the engine, which keeps it allocated
         self.held |= self._held_by_call.get(call, {})
         assert sum(self.held.values()) <= 10, f"out of memory during {call}: {self.held}"
         assert call != "sync" or self.held["weights"], "the engine has no weights to write to"
