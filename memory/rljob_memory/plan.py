@@ -101,7 +101,7 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
 
 
 _ROOMY_SHARE = 0.8
-"""Nothing is released if this share of a GPU holds everything: sleep takes 0.1 s a step, a failure half a minute."""
+"""Nothing is released if this share of a GPU holds everything: sleep takes 0.07 s a step, a failure half a minute."""
 
 
 def _is_roomy(setup: Setup, predicted: Budget) -> bool:
