@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rljob_api.memory_failure import Activity
 from rljob_trainer.activities import activity
+from rljob_trainer.algorithm.gradient_sums import add_product, is_summed
 
 
 def chunked_logprobs(
@@ -58,7 +59,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logits_grad = _fused(_logits_grad) if hidden.is_cuda else _logits_grad
         hidden_grad = torch.empty_like(hidden)
         weight_grad = None
-        if ctx.needs_input_grad[1]:  # not if the head is frozen
+        adds = ctx.needs_input_grad[1] and is_summed(weight)
+        if ctx.needs_input_grad[1] and not adds:  # not if the head is frozen
             # Chunks are summed in float32: in bfloat16, later ones would be lost to rounding.
             weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for rows in _chunks(len(targets), ctx.chunk_tokens):
@@ -73,7 +75,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 weight.dtype,
             )
             torch.mm(grad, weight, out=hidden_grad[rows])
-            if weight_grad is not None:
+            if adds:
+                add_product(weight, grad.T, hidden[rows])
+            elif weight_grad is not None:
                 weight_grad += grad.T @ hidden[rows]
         return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None
 

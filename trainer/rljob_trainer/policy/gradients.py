@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rljob_trainer.algorithm.gradient_sums import adding_to
+
 
 class Gradients:
     """Sums of gradients by parameter. Autograd accumulates the gradients of float32 parameters itself. With a bfloat16
     parameter, small gradients would be lost to rounding: each of its gradients is added to a float32 sum and freed as
-    soon as the backward pass has produced it.
+    soon as the backward pass has produced it, or never exists beside the sum (`gradient_sums`).
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -52,6 +55,16 @@ class Gradients:
         if scale < 1.0:
             torch._foreach_mul_(self.all(), scale)
 
+    def added_up(self) -> AbstractContextManager[None]:
+        """Within the block, backward passes add to the sums."""
+        return adding_to(
+            {
+                parameter.data_ptr(): partial(self._sum_of, number)
+                for number, parameter in enumerate(self._parameters)
+                if parameter.dtype != torch.float32
+            }
+        )
+
     @contextmanager
     def dropped(self) -> Iterator[None]:
         """Drop each gradient of the block as soon as the backward pass has produced it."""
@@ -68,6 +81,15 @@ class Gradients:
         self._sums.clear()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _sum_of(self, number: int) -> Tensor | None:
+        """The sum of a parameter in its shape, zeros at first; None while gradients are dropped."""
+        if self._sums.closed:
+            return None
+        parameter = self._parameters[number]
+        if number not in self._sums:
+            self._sums[number] = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        return self._sums[number].view(parameter.shape)
 
     def _device(self) -> torch.device:
         return local(self._parameters[0]).device
@@ -88,9 +110,8 @@ def _adder(sums: _Sums, number: int) -> Callable[[Tensor], None]:
     """A hook that moves a parameter's gradient into `sums`. It holds nothing that would keep the parameter alive."""
 
     def add(parameter: Tensor) -> None:
-        if sums.closed:
+        if sums.closed or parameter.grad is None:  # the gradient of a matrix may be in its sum already
             return
-        assert parameter.grad is not None
         grad, parameter.grad = local(parameter.grad).reshape(-1), None
         if number in sums:
             sums[number].add_(grad)

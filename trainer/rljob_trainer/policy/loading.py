@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rljob_client.model_files import has_only_bfloat16
+from rljob_trainer.algorithm.gradient_sums import sum_matrices
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import (
@@ -72,6 +73,8 @@ def trained_model(config: PolicyConfig, ranks: int) -> tuple[PolicyModel, dict[s
     if config.lora is not None:
         add_adapters(model.causal_lm, config.lora, config.algorithm.seed)
     remainders = to_compute_dtype(model, dtype) if ranks == 1 else {}
+    if config.lora is None:
+        sum_matrices(model)
     if config.device == "cuda":
         compile_layers(model.decoder_layers)
     shard(model, _mesh(config, ranks), dtype)

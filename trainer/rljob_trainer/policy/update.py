@@ -155,7 +155,7 @@ class PolicyUpdate:
         )
         # FSDP averages gradients over the ranks; the weights have already divided by the whole batch.
         keeps_graph = not self.config.memory.detach_metrics
-        with activity(Activity.BACKWARD):
+        with activity(Activity.BACKWARD), self.optimizer.gradients.added_up():
             (loss * dist.get_world_size()).backward(retain_graph=keeps_graph)
         return replace(metrics, sums=metrics.sums | {"loss": loss}) if keeps_graph else metrics
 
