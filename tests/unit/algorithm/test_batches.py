@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -166,11 +168,31 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
             assert not packed or first == bounds[-1]
             bounds.append(int(last) + 1)
         if packed:
-            assert micro_batch.packed_lengths is not None
-            assert micro_batch.packed_lengths[: len(bounds) - 1] == np.diff(bounds).tolist()
-            assert len(micro_batch.input_ids) == 1
-            assert sum(micro_batch.packed_lengths) == len(flat) >= 2
+            assert micro_batch.bounds is not None
+            assert micro_batch.position_ids is not None
+            assert micro_batch.bounds[: len(bounds)].tolist() == bounds
+            assert micro_batch.input_ids.shape == micro_batch.position_ids.shape == (1, micro_batch.bounds[-1])
+            lengths = micro_batch.bounds.diff().tolist()
+            assert micro_batch.position_ids[0].tolist() == [place for length in lengths for place in range(length)]
+            assert len(flat) >= 2
+            assert max(lengths) <= micro_batch.longest < 2 * max(lengths)
     assert found == {i: ids for i, ids in enumerate(responses) if ids}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("responses", [[[4, 5, 6], [7]], [[], []]])
+def test_one_copy_moves_all_tensors_of_a_micro_batch(responses: list[list[int]], packed: bool) -> None:
+    [micro_batch] = all_micro_batches(batch_of([[1, 2, 3]], responses, group_size=2), 1, 100, packed=packed)
+    moved = micro_batch.to(torch.device("cpu"))
+    storages = set()
+    for field in fields(micro_batch):
+        before, after = getattr(micro_batch, field.name), getattr(moved, field.name)
+        if isinstance(before, torch.Tensor):
+            storages.add(after.untyped_storage().data_ptr())
+            torch.testing.assert_close(after, before, rtol=0, atol=0)
+        else:
+            assert after == before
+    assert len(storages) == 1
 
 
 def test_an_empty_micro_batch_has_only_padding_and_nothing_to_learn() -> None:

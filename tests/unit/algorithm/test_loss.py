@@ -43,7 +43,9 @@ class ResponseTokens:
         micro_batch = MicroBatch(
             completions=[0],
             response_lengths=[len(rows)],
-            packed_lengths=None,
+            longest=0,
+            bounds=None,
+            position_ids=None,
             input_ids=rows[None],
             hidden_rows=rows,
             targets=rows,

@@ -90,7 +90,7 @@ def test_kinds_that_could_mix_sequences_are_padded(
     config.to_json_file(tmp_path / "config.json")
     assert can_pack(tmp_path, "cpu", torch.float32) is packs
     for kernel_is_right in (True, False):
-        monkeypatch.setattr(packed_attention, "_kernel_is_right", lambda *_shape, right=kernel_is_right: right)
+        monkeypatch.setattr(packed_attention, "_choose_kernel", lambda *_shape, right=kernel_is_right: right)
         assert can_pack(tmp_path, "cuda", torch.bfloat16) is (packs and kernel_is_right)
         assert not can_pack(tmp_path, "cuda", torch.float32), "the kernel has no float32"
     monkeypatch.setenv(packed_attention.ENABLED, "0")

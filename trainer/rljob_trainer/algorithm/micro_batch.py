@@ -42,8 +42,16 @@ class MicroBatch:
     response_lengths: list[int]
     """[B] Tokens of each response; T in total."""
 
-    packed_lengths: list[int] | None
-    """Tokens of each sequence of `input_ids`, if they are packed into one row. None: rows that are padded."""
+    longest: int
+    """Tokens of the longest sequence, or more, if `input_ids` is packed: a power of two, since the layers might be
+    compiled for each value."""
+
+    bounds: Tensor | None
+    """[sequences + 1] First token of each sequence of `input_ids`, and L, int32, if they are packed into one row. None:
+    rows that are padded."""
+
+    position_ids: Tensor | None
+    """[1, L] Position of each token in its sequence, if they are packed."""
 
     input_ids: Tensor
     """[B, L ≥ 2] Prompt and response, without the last response token, from which nothing is predicted."""
@@ -70,10 +78,22 @@ class MicroBatch:
     """[T] Weight in a mean over the tokens that the update processes."""
 
     def to(self, device: torch.device) -> Self:
-        """This micro-batch, with its tensors on `device`."""
+        """This micro-batch, with its tensors on `device`, in one copy.
+
+        A copy from memory that is not pinned would wait for all kernels before it, and the device for the next.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        # By decreasing size, so that each starts at a multiple of its own.
+        ordered = dict(sorted(tensors.items(), key=lambda each: -each[1].itemsize))
+        content = bytearray().join(value.numpy().tobytes() for value in ordered.values())
+        joined = torch.frombuffer(content, dtype=torch.uint8)
+        if device.type == "cuda":
+            joined = joined.pin_memory()
+        parts = joined.to(device, non_blocking=True).split([value.nbytes for value in ordered.values()])
         on_device: dict[str, Any] = {
-            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+            name: part.view(value.dtype).view(value.shape)
+            for (name, value), part in zip(ordered.items(), parts, strict=True)
         }
         return replace(self, **on_device)
 
@@ -157,9 +177,17 @@ def _collate(
     if packed:
         padding = max(_SHORTEST - sum(lengths), 0)
         packed_lengths = [*lengths, *([padding] if padding else [])]
-        starts, flat = [0, *np.cumsum(lengths).tolist()], np.zeros(sum(packed_lengths), np.int64)
+        bounds = np.cumsum([0, *packed_lengths], dtype=np.int32)
+        starts, flat = bounds.tolist(), np.zeros(sum(packed_lengths), np.int64)
+        positions = np.concatenate([np.arange(length) for length in packed_lengths])
+        packing: dict[str, Any] = {
+            "longest": 1 << (max(packed_lengths) - 1).bit_length(),
+            "bounds": torch.from_numpy(bounds),
+            "position_ids": torch.from_numpy(positions[None]),
+        }
     else:
-        packed_lengths, width = None, max([_SHORTEST, *lengths])
+        packing = {"longest": 0, "bounds": None, "position_ids": None}
+        width = max([_SHORTEST, *lengths])
         rows = len(completions) or _SHORTEST
         starts, flat = [row * width for row in range(rows)], np.zeros(rows * width, np.int64)
     hidden_rows = []
@@ -174,7 +202,7 @@ def _collate(
     return MicroBatch(
         completions=completions,
         response_lengths=response_lengths,
-        packed_lengths=packed_lengths,
+        **packing,
         input_ids=torch.from_numpy(flat[None] if packed else flat.reshape(-1, width)),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),

@@ -1,7 +1,7 @@
 """Attention over packed sequences: several, end to end in one row, each attending to itself alone.
 
-Without padding, every token that goes through the model counts. On a GPU, torch's kernel for sequences of different
-lengths takes their bounds; on a CPU, each sequence has its own call. The functions of transformers' models pass the
+Without padding, every token that goes through the model counts. On a GPU, a kernel for sequences of different lengths
+takes their bounds; on a CPU, each sequence has its own call. The functions of transformers' models pass the
 bounds through, under the names that its own flash attention uses.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
+
+from rljob_trainer.policy.flash_attention_4 import flash_attention_4
 
 NAME = "rljob_packed"
 """The attention implementation's name in transformers. It has no function for masks, and so gets none."""
@@ -32,6 +35,9 @@ ENABLED = "RLJOB_PACK_SEQUENCES"
 _ATTENDING = {"full_attention", "sliding_attention"}
 _TOLERANCE = 0.03
 """Largest difference of the kernel from attention in float32, relative to the largest value. bfloat16 has 8 bits."""
+
+_FLASH_ATTENTION_4 = {9, 10}
+"""Major compute capabilities with kernels of FlashAttention 4: Hopper and Blackwell."""
 
 _ASKS_FOR_SHARED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """True since torch 2.12. Before, the kernel accepts fewer heads for keys and values without an argument."""
@@ -56,7 +62,7 @@ def can_pack(model_dir: Path, device: str, dtype: torch.dtype) -> bool:
         return True
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return dtype == torch.bfloat16 and _kernel_is_right(heads, config.num_key_value_heads or heads, head_dim)
+    return dtype == torch.bfloat16 and _choose_kernel(heads, config.num_key_value_heads or heads, head_dim)
 
 
 def register() -> None:
@@ -97,13 +103,44 @@ def packed_attention(
 def _by_kernel(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
-    """[T, heads, D] on a GPU. A window of 0 to the right is causal; one of w tokens reaches w − 1 to the left."""
+    """[T, heads, D] on a GPU."""
+    kernel = _by_torch if window is not None else _kernel
+    return kernel(query, key, value, bounds, longest, scaling, window)
+
+
+def _by_flash_attention_4(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, _window: None
+) -> Tensor:
+    scale = query.shape[2] ** -0.5 if scaling is None else scaling
+    output, _ = flash_attention_4(query, key, value, bounds, longest, scale)
+    return output
+
+
+def _by_torch(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """A window of 0 to the right is causal; one of w tokens reaches w − 1 to the left."""
     left = -1 if window is None else window - 1
     options: dict[str, Any] = {"scale": scaling, "window_size": (left, 0)}
     if _ASKS_FOR_SHARED_HEADS:
         options["enable_gqa"] = True
     output: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest, **options)
     return output  # type: ignore[no-any-return]
+
+
+_kernel: Callable[..., Tensor] = _by_torch
+
+
+def _choose_kernel(heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Choose the fastest kernel that is right with this shape. False if none is."""
+    global _kernel
+    for kernel in (_by_flash_attention_4, _by_torch):
+        if kernel is _by_flash_attention_4 and torch.cuda.get_device_capability()[0] not in _FLASH_ATTENTION_4:
+            continue
+        if _is_right(kernel, heads, kv_heads, head_dim):
+            _kernel = kernel
+            return True
+    return False
 
 
 def _window_mask(tokens: int, window: int | None) -> Tensor | None:
@@ -115,8 +152,8 @@ def _window_mask(tokens: int, window: int | None) -> Tensor | None:
 
 
 @functools.cache
-def _kernel_is_right(heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Compare the kernel with attention in float32, forward and backward, on sequences of three lengths."""
+def _is_right(kernel: Callable[..., Tensor], heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Compare a kernel with attention in float32, forward and backward, on sequences of three lengths."""
     lengths = [5, 130, 1]
     generator = torch.Generator("cuda").manual_seed(0)
     given = [
@@ -126,13 +163,15 @@ def _kernel_is_right(heads: int, kv_heads: int, head_dim: int) -> bool:
     bounds = torch.tensor([0, 5, 135, 136], dtype=torch.int32, device="cuda")
     try:
         query, key, value = rounded = [each.bfloat16().requires_grad_() for each in given]
-        found = [_by_kernel(query, key, value, bounds, 256, None, None)]
+        found = [kernel(query, key, value, bounds, 256, None, None)]
         found += torch.autograd.grad(found[0].float().square().sum(), rounded)
         query, key, value = exact = [each.detach().float().requires_grad_() for each in rounded]
         expected = [_one_by_one(query, key, value, lengths)]
         expected += torch.autograd.grad(expected[0].square().sum(), exact)
-    except (RuntimeError, TypeError, ValueError, ImportError) as error:
-        log.warning("sequences are padded: the attention kernel for packed ones failed", error=str(error))
+    except MemoryError:
+        raise
+    except Exception as error:  # a kernel that is compiled here raises any type of exception
+        log.warning("an attention kernel for packed sequences failed", kernel=kernel.__name__, error=str(error))
         return False
     errors = [
         float((ours.detach().float() - theirs.detach()).abs().max() / theirs.detach().abs().max())
@@ -140,7 +179,7 @@ def _kernel_is_right(heads: int, kv_heads: int, head_dim: int) -> bool:
     ]
     is_exact = all(error <= _TOLERANCE for error in errors)  # not max(), which may pass over NaN
     if not is_exact:
-        log.warning("sequences are padded: the attention kernel for packed ones is inexact", errors=errors)
+        log.warning("an attention kernel for packed sequences is inexact", kernel=kernel.__name__, errors=errors)
     return is_exact
 
 

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -186,14 +185,8 @@ class PolicyUpdate:
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each response token, both [T] float32. `micro_batch` is on the device."""
         packing: dict[str, Any] = {}
-        if (lengths := micro_batch.packed_lengths) is not None:
-            positions = np.concatenate([np.arange(length) for length in lengths])
-            packing = {
-                "bounds": torch.as_tensor(np.cumsum([0, *lengths], dtype=np.int32), device=self.device),
-                # A power of two: few values, for each of which the layers might be compiled.
-                "longest": 1 << (max(lengths) - 1).bit_length(),
-                "position_ids": torch.as_tensor(positions[None], device=self.device),
-            }
+        if micro_batch.bounds is not None:
+            packing = {name: getattr(micro_batch, name) for name in ("bounds", "longest", "position_ids")}
         with activity(Activity.FORWARD):
             logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
         return logprobs, entropy
