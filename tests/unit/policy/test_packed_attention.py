@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy import flash_attention_4, packed_attention
 from rljob_trainer.policy.model import PolicyModel
 from rljob_trainer.policy.packed_attention import PACKED_KINDS, can_pack
 
@@ -95,3 +97,56 @@ def test_kinds_that_could_mix_sequences_are_padded(
         assert not can_pack(tmp_path, "cuda", torch.float32), "the kernel has no float32"
     monkeypatch.setenv(packed_attention.ENABLED, "0")
     assert not can_pack(tmp_path, "cpu", torch.float32)
+
+
+class _Kernels:
+    """What the kernels of FlashAttention 4 compute, in float32 on the CPU."""
+
+    @staticmethod
+    def _flash_attn_fwd(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        assert options["causal"]
+        assert options["return_lse"]
+        lengths = options["cu_seqlens_k"].diff().tolist()
+        output = packed_attention._one_by_one(query, key, value, lengths, options["softmax_scale"])
+        return output.contiguous(), torch.zeros(query.shape[1], query.shape[0]), torch.empty(0), torch.empty(0)
+
+    @staticmethod
+    def _flash_attn_bwd(
+        query: Tensor, key: Tensor, value: Tensor, output: Tensor, grad: Tensor, lse: Tensor, **options: Any
+    ) -> tuple[Tensor, ...]:
+        assert lse.shape == (query.shape[1], query.shape[0])
+        sharing, scale = query.shape[1] // key.shape[1], options["softmax_scale"]
+        q, o, g = (each.transpose(0, 1) for each in (query, output, grad))
+        k, v = (each.transpose(0, 1).repeat_interleave(sharing, 0) for each in (key, value))
+        sequence = torch.bucketize(torch.arange(len(query)), options["cu_seqlens_q"], right=True)
+        seen = (sequence[:, None] == sequence) & torch.ones(len(query), len(query), dtype=torch.bool).tril()
+        weights = (q @ k.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1)
+        scores_grad = weights * (g @ v.mT - (g * o).sum(-1, keepdim=True)) * scale
+        of_heads = scores_grad @ k, scores_grad.mT @ q, weights.mT @ g
+        grads = [of_heads[0], *(each.unflatten(0, (-1, sharing)).sum(1) for each in of_heads[1:])]
+        return tuple(
+            torch.empty_like(each).copy_(found.transpose(0, 1))
+            for each, found in zip((query, key, value), grads, strict=True)
+        )
+
+
+def test_flash_attention_4_is_called_forward_and_backward_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention_4, "kernels", lambda: _Kernels)
+    attend = torch.compile(packed_attention._by_flash_attention_4, dynamic=True, backend="aot_eager")
+    for lengths in ([4, 3], [5, 1, 6]):
+        draw = torch.Generator().manual_seed(0)
+        given = [torch.randn(heads, sum(lengths), 8, generator=draw).requires_grad_() for heads in (4, 2, 2)]
+        bounds = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
+        q, k, v = (each.transpose(0, 1) for each in given)
+        found = attend(q, k, v, bounds, 8, None, None)
+        expected = packed_attention._one_by_one(q, k, v, lengths)
+        torch.testing.assert_close(found, expected)
+        ours, theirs = (torch.autograd.grad(each.square().sum(), given) for each in (found, expected))
+        torch.testing.assert_close(ours, theirs)
+    torch.compiler.reset()
+
+
+def test_without_its_packages_flash_attention_4_is_an_import_error() -> None:
+    with pytest.raises(ImportError):
+        flash_attention_4.kernels()
+    assert not hasattr(sys.modules.get("vllm"), "__path__") or sys.modules["vllm"].__file__ is not None
