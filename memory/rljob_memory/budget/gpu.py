@@ -301,13 +301,15 @@ def compilation_bytes(work: Workload, model: ModelShape, plan: MemoryPlan) -> in
 def backward_buffers(work: Workload, model: ModelShape) -> dict[str, int]:
     """Memory of one rank in a backward pass that does not depend on its tokens, by use.
 
-    The head's gradient before it is added to the others: in float32 and in the weights' dtype. With several ranks also
-    the input of its reduction, the weights that FSDP2 has gathered at a time (embedding, output projection and two
-    layers), and the gradients of a layer that are being reduced.
+    The head's gradient before it is added to the others: in float32 and in the weights' dtype. A single rank adds that
+    of a bfloat16 matrix to its sum as it is computed, and so has none. With several ranks also the input of its
+    reduction, the weights that FSDP2 has gathered at a time (embedding, output projection and two layers), and the
+    gradients of a layer that are being reduced.
     """
     head = float32_head_bytes(model)
     buffers = {}
-    if not model.adapter_parameters:
+    is_summed = work.policy_ranks == 1 and model.bytes_per_parameter < _FLOAT32_BYTES
+    if not model.adapter_parameters and not is_summed:
         buffers["gradient of the head"] = head + model.largest_parameter_bytes
     if work.policy_ranks > 1:
         layer = max(model.weight_bytes - model.largest_parameter_bytes, 0) // model.layers

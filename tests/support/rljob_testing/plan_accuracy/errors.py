@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget import Budget, Owner, Phase, Setup, budget, setup_of_facts
-from rljob_memory.budget.gpu import evenly_filled
+from rljob_memory.budget.gpu import evenly_filled, float32_head_bytes
+from rljob_memory.budget.lines import Line
 
 Row = dict[str, Any]
 """A row of a result."""
@@ -36,12 +38,32 @@ def _predicted(setup: Setup, predicted: Budget, phase: Phase) -> Iterator[tuple[
     yield "host", sum(line.bytes for line in lines if "checkpoint" not in line.use) // processes
 
 
-def compared(setup: Setup, plan: MemoryPlan, measured: Mapping[Phase, Mapping[str, float]], step_seconds: float) -> Row:
+def with_gradient_of_the_head(setup: Setup, predicted: Budget) -> Budget:
+    """The budget of rows that were recorded while a single rank formed the head's gradient before it was added."""
+    work, model = setup.work, setup.model
+    if work.policy_ranks > 1 or model.adapter_parameters:
+        return predicted
+    size = float32_head_bytes(model) + model.largest_parameter_bytes
+    line = Line("policy", "gradient of the head", "gpu", size, frozenset({"update"}), "not summed")
+    return replace(predicted, lines=(*predicted.lines, line))
+
+
+def compared(
+    setup: Setup,
+    plan: MemoryPlan,
+    measured: Mapping[Phase, Mapping[str, float]],
+    step_seconds: float,
+    *,
+    matrices_summed: bool = True,
+) -> Row:
     """Predicted and measured values of a step, and their ratios, as the last columns of a row. All responses have the
     maximum length, and no checkpoint is written. Values that were not measured are left out."""
     predicted = budget(setup, evenly_filled(setup.work, plan))
+    if not matrices_summed:
+        predicted = with_gradient_of_the_head(setup, predicted)
     return {
         "missing_bytes": setup.missing_bytes(predicted),
+        "matrices_summed": matrices_summed,
         "step_seconds": _pair(predicted.seconds(), step_seconds),
         "phases": {
             phase: {
@@ -66,7 +88,8 @@ def compared_again(row: Row) -> Row:
         phase: {name: pair["measured"] for name, pair in values.items()} for phase, values in row["phases"].items()
     }
     plan = MemoryPlan.model_validate(row["plan"])
-    again = compared(setup, plan, measured, row["step_seconds"]["measured"])
+    summed = row.get("matrices_summed", False)
+    again = compared(setup, plan, measured, row["step_seconds"]["measured"], matrices_summed=summed)
     sync = row["phases"]["sync"] | {"host": again["phases"]["sync"]["host"]}
     return row | again | {"phases": again["phases"] | {"sync": sync}}
 
