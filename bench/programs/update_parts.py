@@ -1,38 +1,34 @@
-"""The update alone, without engine, Ray and the optimizer's step: seconds, share of the GPU's peak, and time of its parts.
+"""The update alone, without engine, Ray and the optimizer's step: seconds, and share of the GPU's peak arithmetic.
 
-    python -m bench.programs.update_parts SIZE [--arms ARM...] [--rounds N] [--completions N] [--alone] [--output DIRECTORY]
+    python -m bench.programs.update_parts SIZE [--arms ARM...] [--rounds N] [--device cpu] [--output DIRECTORY]
 
-SIZE: a shape of `plan_accuracy.jobs.SHAPES`, with random weights that no file holds. The step is 128 responses of 1,024
-random tokens to 16 prompts (512 with 0.6b). Arms, one after the other in each round, after one round that compiles:
-    before     autograd's sums of gradients, FlashAttention 2, and a copy for each tensor of a micro-batch
-    copies     one copy for all tensors of a micro-batch
-    sums       and matrices whose gradients are added to their sums where they are computed
-    attention  and the attention kernel that the policy chooses
-    16k        and micro-batches of 16,384 tokens instead of 8,192
-`--alone`: first, the attention kernels and the sum of one gradient alone. Writes `update_parts_SIZE.json` and a profile of
-each arm to DIRECTORY after every round. `--device cpu`: a small model in bfloat16, to try the program.
+128 responses of 1,024 random tokens (512 with 0.6b), in a shape of `plan_accuracy.jobs.SHAPES` with random weights.
+Arms, alternating, each with what those before it have:
+    before     autograd adds up gradients, FlashAttention 2, a copy for each tensor of a micro-batch of 8,192 tokens
+    copies     one copy for all of them
+    sums       gradients of matrices are added to their sums where they are computed
+    attention  the attention kernel that the policy chooses
+    16k        micro-batches of 16,384 tokens
+After every update, writes `update_parts_SIZE.json` and in the first round a profile of each arm. `smoke` is for CPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_api.algorithm import AlgorithmSpec
@@ -41,7 +37,7 @@ from rljob_testing.plan_accuracy.jobs import SHAPES
 from rljob_trainer.algorithm import gradient_sums
 from rljob_trainer.algorithm.micro_batch import MicroBatch
 from rljob_trainer.algorithms.functions import loss_function
-from rljob_trainer.models.random_model import parse_query
+from rljob_trainer.models import random_model
 from rljob_trainer.policy import packed_attention
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients
@@ -53,13 +49,6 @@ from rljob_trainer.rollout_batch import RolloutBatch
 PEAK_FLOPS = 989e12
 """bfloat16, dense, of an H100 or H200."""
 ARMS = ("before", "copies", "sums", "attention", "16k")
-PARTS = {
-    "attention": r"flash|fmha|FlashAttention|attention",
-    "products": r"gemm|nvjet|cutlass|xmma|cublas|splitK",
-    "copies": r"Memcpy|Memset",
-    "other kernels": r"",
-}
-"""Parts of a profile by the first expression that a kernel's name contains."""
 
 
 @dataclass
@@ -73,19 +62,12 @@ class NoStep:
         pass
 
 
-def random_policy(size: str, device: torch.device) -> tuple[PolicyModel, Any]:
-    shape = parse_query(f"qwen3?{SHAPES[size]}")
-    config = AutoConfig.for_model(
-        "qwen3",
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tie_word_embeddings=shape.tied,
-    )
+def random_policy(shape: Any, device: torch.device) -> PolicyModel:
+    fields_of_config = random_model._config(shape)
+    config = AutoConfig.for_model(fields_of_config.pop("model_type"), **fields_of_config)
+    on_gpu = device.type == "cuda"
+    if on_gpu and not packed_attention._choose_kernel(shape.heads, shape.kv_heads, shape.head_dim):
+        raise SystemExit("expected an attention kernel for packed sequences, found none that is right")
     packed_attention.register()
     with parameters_on_meta():
         causal_lm = AutoModelForCausalLM.from_config(
@@ -96,13 +78,11 @@ def random_policy(size: str, device: torch.device) -> tuple[PolicyModel, Any]:
     with torch.no_grad():
         for parameter in causal_lm.parameters():
             parameter.normal_(std=0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-    model = PolicyModel(causal_lm.train(), temperature=1.0, chunk_tokens=2048, packs=True)
+    model = PolicyModel(causal_lm.train(), temperature=1.0, chunk_tokens=1728, packs=True)
     gradient_sums.sum_matrices(model)
-    if device.type == "cuda":
-        if not packed_attention._choose_kernel(shape.heads, shape.kv_heads, shape.head_dim):
-            raise SystemExit("expected an attention kernel for packed sequences, found none that is right")
+    if on_gpu:
         compile_layers(model.decoder_layers)
-    return model, shape
+    return model
 
 
 def random_batch(completions: int, tokens: int, vocabulary: int) -> RolloutBatch:
@@ -112,113 +92,39 @@ def random_batch(completions: int, tokens: int, vocabulary: int) -> RolloutBatch
         group_size=group_size,
         prompt_ids=[draw.integers(1, vocabulary, 16, np.int32) for _ in range(completions // group_size)],
         response_ids=[draw.integers(1, vocabulary, tokens, np.int32) for _ in range(completions)],
-        rollout_logprobs=[np.full(tokens, -np.log(vocabulary), np.float32) for _ in range(completions)],
+        rollout_logprobs=[np.full(tokens, -np.log(vocabulary), np.float32)] * completions,
         finished=np.ones(completions, np.bool_),
     ).scored(*draw.normal(size=(2, completions)).astype(np.float32))
 
 
 def one_by_one(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     values = {field.name: getattr(micro_batch, field.name) for field in fields(micro_batch)}
-    return replace(micro_batch, **{name: each.to(device) for name, each in values.items() if isinstance(each, Tensor)})
+    moved: Any = {name: each.to(device) for name, each in values.items() if isinstance(each, Tensor)}
+    return replace(micro_batch, **moved)
 
 
 @contextmanager
 def as_arm(arm: str, update: PolicyUpdate) -> Iterator[None]:
-    """The policy with the parts of `arm`, and of those before it."""
-    level = ARMS.index(arm)
     update.config = replace(update.config, memory=memory_plan(micro_batch_tokens=16_384 if arm == "16k" else 8192))
     with ExitStack() as changed:
-        if level < ARMS.index("copies"):
+        if ARMS.index(arm) < ARMS.index("copies"):
             changed.enter_context(mock.patch.object(MicroBatch, "to", one_by_one))
-        if level < ARMS.index("attention"):
+        if ARMS.index(arm) < ARMS.index("attention"):
             changed.enter_context(mock.patch.object(packed_attention, "_kernel", packed_attention._by_torch))
-        if level < ARMS.index("sums"):
-            for plain, summed in gradient_sums._SUMMED.items():
-                for module in update.model.modules():
-                    if type(module) is summed:
-                        module.__class__ = plain
+        if ARMS.index(arm) < ARMS.index("sums"):
+            plain = {summed: kind for kind, summed in gradient_sums._SUMMED.items()}
+            for module in update.model.modules():
+                module.__class__ = plain.get(type(module), type(module))
             changed.callback(gradient_sums.sum_matrices, update.model)
-            changed.enter_context(mock.patch.object(Gradients, "added_up", lambda _self: nullcontext()))
+            changed.enter_context(mock.patch.object(Gradients, "added_up", return_value=nullcontext()))
         yield
 
 
-def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+def timed(update: PolicyUpdate, batch: RolloutBatch) -> tuple[float, dict[str, float]]:
+    """Seconds of an update, which ends with the norm of the gradients on the host, and its metrics."""
     begun = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    wait()
-    return (time.perf_counter() - begun) / repeats
-
-
-def profile_of(work: Callable[[], Any], table: Path) -> dict[str, float]:
-    """Seconds of the GPU by part, and a table of the kernels."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as taken:
-        work()
-    events = taken.key_averages()
-    table.write_text(events.table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=90))
-    parts: dict[str, float] = defaultdict(float)
-    for event in events:
-        part = next(part for part, pattern in PARTS.items() if re.search(pattern, event.key, re.IGNORECASE))
-        parts[part] += event.self_device_time_total / 1e6
-    return {part: round(seconds, 3) for part, seconds in parts.items()}
-
-
-def attention_alone(shape: Any, device: torch.device) -> list[dict[str, Any]]:
-    rows = []
-    for lengths in ([1040] * 8, [16_384]):
-        heads = (shape.heads, shape.kv_heads, shape.kv_heads)
-        given = [
-            torch.randn(sum(lengths), each, shape.head_dim, device=device, dtype=torch.bfloat16, requires_grad=True)
-            for each in heads
-        ]
-        bounds = torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
-        grad = torch.randn_like(given[0])
-        for kernel in (packed_attention._by_torch, packed_attention._by_flash_attention_4):
-
-            def both(kernel: Any = kernel, given: Any = given, bounds: Any = bounds, grad: Any = grad) -> None:
-                output = kernel(*given, bounds, 1 << (max(lengths) - 1).bit_length(), None, None)
-                torch.autograd.grad(output, given, grad)
-
-            row: dict[str, Any] = {"kernel": kernel.__name__, "lengths": f"{len(lengths)} × {lengths[0]}"}
-            try:
-                row["first_seconds"] = round(seconds_of(both, device), 2)
-                row["seconds"] = round(seconds_of(both, device, 20), 6)
-                flops = 7 * shape.heads * shape.head_dim * sum(length**2 for length in lengths)
-                row["tflops"] = round(flops / row["seconds"] / 1e12)
-            except Exception as error:
-                row["error"] = f"{type(error).__name__}: {error}"[:300]
-            rows.append(row)
-    return rows
-
-
-def sums_alone(shape: Any, device: torch.device) -> list[dict[str, Any]]:
-    """One gradient of the largest matrix of a layer, and its addition to a float32 sum."""
-    rows = []
-    for tokens in (8192, 16_384):
-        grad = torch.randn(tokens, shape.intermediate_size, device=device, dtype=torch.bfloat16)
-        hidden = torch.randn(tokens, shape.hidden, device=device, dtype=torch.bfloat16)
-        total = torch.zeros(shape.intermediate_size, shape.hidden, device=device)
-        ways = {
-            "product alone": lambda grad=grad, hidden=hidden: grad.T @ hidden,
-            "product, then add": lambda grad=grad, hidden=hidden, total=total: total.add_(grad.T @ hidden),
-            "added by the product": lambda grad=grad, hidden=hidden, total=total: torch.addmm(
-                total, grad.T, hidden, out_dtype=torch.float32, out=total
-            ),
-            "float32 product, then add": lambda grad=grad, hidden=hidden, total=total: total.add_(
-                torch.mm(grad.T, hidden, out_dtype=torch.float32)
-            ),
-        }
-        for way, work in ways.items():
-            row: dict[str, Any] = {"way": way, "tokens": tokens}
-            try:
-                seconds_of(work, device, 3)
-                row["seconds"] = round(seconds_of(work, device, 20), 6)
-            except RuntimeError as error:
-                row["error"] = str(error)[:300]
-            rows.append(row)
-    return rows
+    metrics = update.run(batch)
+    return time.perf_counter() - begun, metrics
 
 
 def main() -> None:
@@ -226,66 +132,51 @@ def main() -> None:
     parser.add_argument("size", choices=list(SHAPES))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--completions", type=int, default=128)
-    parser.add_argument("--tokens", type=int)
-    parser.add_argument("--alone", action="store_true", help="also measure kernels alone")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, default=Path())
     options = parser.parse_args()
-    device, begun = torch.device(options.device), time.perf_counter()
-    result: dict[str, Any] = {"size": options.size, "torch": torch.__version__, "attempts": []}
-    if device.type == "cuda":
-        result["device"] = torch.cuda.get_device_name()
-
-    def say(what: object) -> None:
-        print(f"[{time.perf_counter() - begun:.0f} s] {what}", flush=True)
-        (options.output / f"update_parts_{options.size}.json").write_text(json.dumps(result, indent=1) + "\n")
-
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model, shape = random_policy(options.size, device)
-    say(f"{sum(each.numel() for each in model.parameters()) / 1e9:.2f} × 10⁹ parameters")
-    result["kernel"] = packed_attention._kernel.__name__
-    if device.type == "cuda":
-        for name, measure in (("attention", attention_alone), ("sums", sums_alone)):
-            if options.alone:
-                result[name] = measure(shape, device)
-                say(result[name])
-    algorithm = AlgorithmSpec(steps=1)
+    device = torch.device(options.device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    shape = random_model.parse_query(f"qwen3?{SHAPES[options.size]}")
+    model = random_policy(shape, device)
+    algorithm, gradients = AlgorithmSpec(steps=1), Gradients(list(model.parameters()))
     config = PolicyConfig(Path(), Path(), options.device, "bfloat16", algorithm, memory_plan())
-    gradients = Gradients(list(model.parameters()))
-    update = PolicyUpdate(
-        config, model, NoStep(gradients), loss_function(algorithm, Path()), None, device, lambda _: None  # type: ignore[arg-type]
-    )
-    tokens = options.tokens or (512 if options.size == "0.6b" else 1024)
-    batch, few = (random_batch(count, tokens, shape.vocabulary) for count in (options.completions, 16))
+    loss = loss_function(algorithm, Path())
+    update = PolicyUpdate(config, model, cast(Any, NoStep(gradients)), loss, None, device, lambda _: None)
+    count, tokens = {"smoke": (16, 20), "0.6b": (128, 512)}.get(options.size, (128, 1024))
+    batch, few = (random_batch(each, tokens, shape.vocabulary) for each in (count, 16))
     products = sum(each.numel() for each in model.parameters()) - (0 if shape.tied else shape.vocabulary * shape.hidden)
-    flops = options.completions * (
-        6 * products * (tokens + 15) + 7 * shape.layers * shape.heads * shape.head_dim * (tokens + 15) ** 2
-    )
-    for arm in options.arms:
-        with as_arm(arm, update):
-            say(f"{arm} compiled in {seconds_of(partial(update.run, few), device):.1f} s")
+    attention = 7 * shape.layers * shape.heads * shape.head_dim * (tokens + 15) ** 2
+    flops = count * (6 * products * (tokens + 15) + attention)
+    result: dict[str, Any] = {"size": options.size, "kernel": packed_attention._kernel.__name__, "updates": []}
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
-    for number in range(options.rounds):
-        for arm in options.arms:
-            with as_arm(arm, update):
+    for number, arm in [(number, arm) for number in range(options.rounds + 1) for arm in options.arms]:
+        row: dict[str, Any] = {"arm": arm}
+        with as_arm(arm, update):
+            if number == 0:
+                row["compiled_seconds"] = round(timed(update, few)[0], 1)
                 if device.type == "cuda":
+                    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as taken:
+                        update.run(few)
+                    table = taken.key_averages().table("self_cuda_time_total", 40, max_name_column_width=90)
+                    (options.output / f"profile_{options.size}_{arm}.txt").write_text(table)
                     torch.cuda.reset_peak_memory_stats()
-                metrics: dict[str, float] = {}
-                seconds[arm].append(seconds_of(lambda: metrics.update(update.run(batch)), device))
-                row = {"arm": arm, "seconds": round(seconds[arm][-1], 3), "grad_norm": metrics["grad_norm"]}
-                row |= {name: metrics[name] for name in ("micro_batches", "compilations")}
+            else:
+                each, metrics = timed(update, batch)
+                seconds[arm].append(each)
+                row["seconds"] = round(each, 3)
+                row |= {name: metrics[name] for name in ("grad_norm", "micro_batches", "compilations")}
                 if device.type == "cuda":
                     row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-                    if number == 0:
-                        row["profiled"] = profile_of(partial(update.run, few), options.output / f"profile_{arm}.txt")
-                result["attempts"].append(row)
-                result["median"] = {
-                    arm: {"seconds": round(median(each), 3), "of_peak": round(flops / median(each) / PEAK_FLOPS, 3)}
-                    for arm, each in seconds.items()
-                    if each
-                }
-                say(row)
+                    torch.cuda.reset_peak_memory_stats()
+        result["updates"].append(row)
+        measured = {name: median(each) for name, each in seconds.items() if each}
+        result["median"] = {
+            name: {"seconds": round(each, 3), "of_peak": round(flops / each / PEAK_FLOPS, 3)}
+            for name, each in measured.items()
+        }
+        print(row, flush=True)
+        (options.output / f"update_parts_{options.size}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,9 +59,7 @@ def flash_attention_4(
 
 
 @flash_attention_4.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
     output = query.new_empty(query.shape)
     return output, query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
 

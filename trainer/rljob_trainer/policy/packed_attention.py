@@ -112,7 +112,7 @@ def _by_flash_attention_4(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, _window: None
 ) -> Tensor:
     scale = query.shape[2] ** -0.5 if scaling is None else scaling
-    output, _ = flash_attention_4(query, key, value, bounds, longest, scale)
+    output: Tensor = flash_attention_4(query, key, value, bounds, longest, scale)[0]
     return output
 
 
