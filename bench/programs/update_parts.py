@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljob_api.algorithm import AlgorithmSpec
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path())
     options = parser.parse_args()
     device = torch.device(options.device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=HashStore(), rank=0, world_size=1)
     shape = random_model.parse_query(f"qwen3?{SHAPES[options.size]}")
     model = random_policy(shape, device)
     algorithm, gradients = AlgorithmSpec(steps=1), Gradients(list(model.parameters()))

@@ -98,7 +98,7 @@ def recorded() -> Iterator[RecordedRun]:
     for folder, gpu in ((RESULTS, "h200"), (RESULTS / "h100", "h100")):
         for name, arms in ARMS.items():
             path = folder / f"{name}.json"
-            result = json.loads(path.read_text()) if path.exists() else {"rows": [], "date": ""}
+            result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
             for row in result["rows"]:
                 if row["arm"] in arms:
                     before = result["date"] < _SUMMED
