@@ -152,7 +152,12 @@ def test_the_least_recently_used_files_and_lost_partial_ones_are_removed(tmp_pat
 def test_the_processes_of_a_worker_write_to_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
     worker = WorkerEnvironment.read(pod_variables(tmp_path, RLJOB_COMPILE_CACHE_DIR=str(tmp_path / "volume")))
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
+    names = (
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "VLLM_CACHE_ROOT",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    )
     for name in names:
         monkeypatch.setenv(name, "")
     cache = _restored_cache(worker)

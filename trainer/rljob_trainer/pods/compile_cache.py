@@ -38,7 +38,12 @@ _SETTLED_SECONDS = 60.0
 """Seconds without a change after which files are complete: processes that compile write all the time."""
 _PARTIAL_SECONDS = 3600.0
 """A partial file is written to all the time while its writer lives."""
-_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
+_VARIABLES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attention",
+}
 _SUFFIX, _PARTIAL = ".tar", ".partial"
 _TEMPORARY = (".tmp", ".lock")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -36,6 +37,7 @@ def kernels() -> Any:
             module.__path__ = [str(path)]
             sys.modules[name] = module
             stand_ins.append(name)
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compiling takes as long as a layer of torch
     try:
         return importlib.import_module(_KERNELS)
     finally:
