@@ -15,7 +15,7 @@ from rljob_trainer.policy.gradients import Gradients
 WIDTH, VOCABULARY, PADDING = 16, 40, 3
 
 
-class Layer(nn.Module):
+class GatedLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH, bias=False)
@@ -26,13 +26,13 @@ class Layer(nn.Module):
         return output
 
 
-class Model(nn.Module):
+class TiedModel(nn.Module):
     """Its output projection is its embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=PADDING)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.layers = nn.ModuleList(GatedLayer() for _ in range(2))
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = self.embedding(ids)
@@ -50,12 +50,12 @@ def _compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def model_of(dtype: torch.dtype) -> Model:
+def model_of(dtype: torch.dtype) -> TiedModel:
     torch.manual_seed(0)
-    return Model().to(torch.bfloat16).to(dtype)
+    return TiedModel().to(torch.bfloat16).to(dtype)
 
 
-def gradients_of(model: Model, micro_batches: int = 8) -> Gradients:
+def gradients_of(model: TiedModel, micro_batches: int = 8) -> Gradients:
     gradients = Gradients(list(model.parameters()))
     for number in range(micro_batches):
         ids = torch.randint(0, VOCABULARY, (1, 30 + number), generator=torch.Generator().manual_seed(number))

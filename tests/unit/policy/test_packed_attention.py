@@ -100,7 +100,7 @@ def test_kinds_that_could_mix_sequences_are_padded(
 
 
 class _Kernels:
-    """What the kernels of FlashAttention 4 compute, in float32 on the CPU."""
+    """Computes in float32 on the CPU what the kernels of FlashAttention 4 compute."""
 
     @staticmethod
     def _flash_attn_fwd(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
