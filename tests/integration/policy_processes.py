@@ -125,7 +125,7 @@ def weights_digest(policy: PolicyRank) -> str:
 def token_logprobs(policy: PolicyRank, batch: RolloutBatch) -> list[FloatArray]:
     """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
     completions, update = completions_with_tokens(batch), policy._update
-    micro_batches = update.micro_batches(batch, completions, completions)
+    micro_batches = list(update.micro_batches(batch, completions, completions))
     mine = {
         completion: part.numpy()
         for micro_batch, logprobs in zip(micro_batches, update.logprobs(micro_batches), strict=True)

@@ -284,7 +284,7 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
 
     hook = policy._model.register_forward_hook(count)
     part = _parts(policy, batch)[1]
-    second = policy._update.micro_batches(batch, part, with_gradient(batch, part, policy.config.algorithm))
+    second = list(policy._update.micro_batches(batch, part, with_gradient(batch, part, policy.config.algorithm)))
     policy._update.run(batch)
     hook.remove()
     return {**counts, "micro_batches_of_second_update": len(second)}

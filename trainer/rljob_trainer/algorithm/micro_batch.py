@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -109,8 +109,9 @@ def micro_batches_of(
     max_response_tokens: int | None = None,
     processed: Sequence[int] | None = None,
     packed: bool = False,
-) -> list[MicroBatch]:
+) -> Iterator[MicroBatch]:
     """This rank's micro-batches of one update over `completions` of a scored batch. All ranks have the same number.
+    Each is built when it is asked for, while the device works on the one before.
 
     `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The loss is
     normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
@@ -124,7 +125,7 @@ def micro_batches_of(
     mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean"), strict=True))
     lengths = [_input_length(batch, completion) for completion in chosen]
     plan = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed)[rank]
-    return [_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan]
+    return (_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan)
 
 
 def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:

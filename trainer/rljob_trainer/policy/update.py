@@ -64,20 +64,18 @@ class PolicyUpdate:
         compiled_before = compilations()
         parts = split_updates(completions_with_tokens(batch), self.config.algorithm.updates_per_step)
         processed = [with_gradient(batch, part, self.config.algorithm) for part in parts]
-        updates = [
-            deque(self.micro_batches(batch, part, chosen)) for part, chosen in zip(parts, processed, strict=True)
-        ]
+        updates = list(zip(parts, processed, strict=True))
         # In the first update, the policy before the step is the current policy.
-        old_logprobs = deque(self.logprobs(chain(*updates[1:])))
+        later = chain.from_iterable(self.micro_batches(batch, *update) for update in updates[1:])
+        old_logprobs = deque(self.logprobs(later))
         self.optimizer.learning_rate = learning_rate_at(self.config.algorithm, batch.step)
 
         metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
         grad_norms: list[float] = []
         number = 0
-        for update, micro_batches in enumerate(updates):
-            while micro_batches:
-                # Removed from the queue, so that it is freed after its backward pass.
-                metrics.add(self._backward(micro_batches.popleft(), old_logprobs.popleft() if update else None))
+        for place, update in enumerate(updates):
+            for micro_batch in self.micro_batches(batch, *update):
+                metrics.add(self._backward(micro_batch, old_logprobs.popleft() if place else None))
                 self.after_micro_batch(number)
                 number += 1
             grad_norms.append(self._optimizer_step())
@@ -109,8 +107,8 @@ class PolicyUpdate:
 
     def micro_batches(
         self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int]
-    ) -> list[MicroBatch]:
-        """This rank's micro-batches of `processed`, on the host, for an update over `completions`."""
+    ) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of `processed` for an update over `completions`, one after the other, on the host."""
         return micro_batches_of(
             batch,
             completions,
