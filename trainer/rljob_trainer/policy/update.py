@@ -108,7 +108,7 @@ class PolicyUpdate:
     def micro_batches(
         self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int]
     ) -> Iterator[MicroBatch]:
-        """This rank's micro-batches of `processed` for an update over `completions`, one after the other, on the host."""
+        """This rank's micro-batches of `processed`, one after the other, for an update over `completions`."""
         return micro_batches_of(
             batch,
             completions,
