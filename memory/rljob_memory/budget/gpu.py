@@ -308,8 +308,7 @@ def backward_buffers(work: Workload, model: ModelShape) -> dict[str, int]:
     """
     head = float32_head_bytes(model)
     buffers = {}
-    is_summed = work.policy_ranks == 1 and model.bytes_per_parameter < _FLOAT32_BYTES
-    if not model.adapter_parameters and not is_summed:
+    if not model.adapter_parameters and not sums_matrices(work, model):
         buffers["gradient of the head"] = head + model.largest_parameter_bytes
     if work.policy_ranks > 1:
         layer = max(model.weight_bytes - model.largest_parameter_bytes, 0) // model.layers
@@ -318,6 +317,11 @@ def backward_buffers(work: Workload, model: ModelShape) -> dict[str, int]:
         if not model.adapter_parameters:
             buffers["gradient of the head"] += head
     return buffers
+
+
+def sums_matrices(work: Workload, model: ModelShape) -> bool:
+    """True if the products of a backward pass add the gradients of matrices to their sums."""
+    return work.policy_ranks == 1 and model.bytes_per_parameter < _FLOAT32_BYTES and not model.adapter_parameters
 
 
 def activation_bytes_per_token(model: ModelShape, *, checkpointing: bool, compiled: bool) -> int:
