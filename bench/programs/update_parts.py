@@ -19,9 +19,10 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -51,17 +52,6 @@ from rljob_trainer.rollout_batch import RolloutBatch
 PEAK_FLOPS = 989e12
 """bfloat16, dense, of an H100 or H200."""
 ARMS = ("before", "copies", "sums", "attention", "16k")
-
-
-@dataclass
-class NoStep:
-    """An optimizer that only has gradients."""
-
-    gradients: Gradients
-    learning_rate: float = 0.0
-
-    def step(self) -> None:
-        pass
 
 
 def random_policy(shape: Any, device: torch.device) -> PolicyModel:
@@ -153,7 +143,8 @@ def main() -> None:
     algorithm, gradients = AlgorithmSpec(steps=1), Gradients(list(model.parameters()))
     config = PolicyConfig(Path(), Path(), options.device, "bfloat16", algorithm, memory_plan())
     loss = loss_function(algorithm, Path())
-    update = PolicyUpdate(config, model, cast(Any, NoStep(gradients)), loss, None, device, lambda _: None)
+    no_step: Any = SimpleNamespace(gradients=gradients, learning_rate=0.0, step=lambda: None)
+    update = PolicyUpdate(config, model, no_step, loss, None, device, lambda _: None)
     count, tokens = {"smoke": (16, 20), "0.6b": (128, 512)}.get(options.size, (128, 1024))
     batch, few = (random_batch(each, tokens, shape.vocabulary) for each in (count, 16))
     products = sum(each.numel() for each in model.parameters()) - (0 if shape.tied else shape.vocabulary * shape.hidden)
