@@ -20,14 +20,15 @@ from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import steady_environment
 from rljob_trainer.roles.warm import setup_worker, start
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences
+from rljob_trainer.rollout.config import engine_environment
 
 # The real imports take seconds; `json` stands for them.
 _SERVE = """
-import os, sys
+import json, sys
 from rljob_trainer.roles.warm import server
-server.MODULES = {"policy": ["json"], "rollout": ["threaded"]}
+server._SHARED, server.MODULES, server.VLLM = ["json"], {"policy": ["json"], "rollout": ["threaded"]}, []
 server._apply = lambda environment: None
-server.main(sys.argv[1], *map(int, sys.argv[2:]))
+server.main(*map(json.loads, sys.argv[1:]))
 """
 _REPORT = """
 import json, os, resource, signal, sys
@@ -42,15 +43,14 @@ print(json.dumps({
     "descriptors": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
 }))
 """
+_THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 _WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[start.WarmStart]:
     monkeypatch.setattr(start, "_SERVE", _SERVE)
-    (tmp_path / "threaded.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+    (tmp_path / "threaded.py").write_text(_THREADED)
     servers = start.WarmStart(["policy"], "cpu", steady_environment())
     yield servers
     servers.end()
@@ -84,10 +84,9 @@ def _as_of_a_raylet() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def report(process: subprocess.Popen[str]) -> dict[str, Any]:
+def report(process: subprocess.Popen[str]) -> Any:
     printed, _ = process.communicate("given", timeout=PATIENCE_SECONDS)
-    found: dict[str, Any] = json.loads(printed)
-    return found
+    return json.loads(printed)
 
 
 def printed_pid(process: subprocess.Popen[str]) -> int:
@@ -106,7 +105,7 @@ def test_a_fork_is_as_the_process_that_it_stands_for(warm: start.WarmStart, tmp_
     cold = report(worker("", tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y"))
     process = worker(warm.directory, tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y")
     forked = report(process)
-    assert forked["grandparent"] == warm.processes[0].pid != cold["grandparent"]
+    assert forked["grandparent"] == warm.process.pid != cold["grandparent"]
     assert forked["pid"] != process.pid
     assert (forked["priority"], forked["blocked"]) == (19, [signal.SIGINT])
     assert forked["descriptors"] == cold["descriptors"] == [0, 1, 2]
@@ -120,7 +119,7 @@ def test_the_started_process_ends_as_its_fork_does(warm: start.WarmStart, tmp_pa
     end = f"sys.exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
     process = worker(warm.directory, tmp_path, f"import os, sys; {end}")
     assert process.wait(PATIENCE_SECONDS) == code
-    assert not psutil.Process(warm.processes[0].pid).children()  # no zombie
+    assert not psutil.Process(warm.process.pid).children()  # no zombie
 
 
 def test_a_fork_ends_with_the_started_process_or_its_server(warm: start.WarmStart, tmp_path: Path) -> None:
@@ -130,8 +129,8 @@ def test_a_fork_ends_with_the_started_process_or_its_server(warm: start.WarmStar
     wait_until_gone(fork)
     process = worker(warm.directory, tmp_path, _WAIT)
     fork = printed_pid(process)
-    warm.processes[0].kill()
-    warm.processes[0].wait()
+    warm.process.kill()
+    warm.process.wait()
     assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     wait_until_gone(fork)
     following = worker(warm.directory, tmp_path, _REPORT)
@@ -143,18 +142,49 @@ def test_processes_start_cold_if_a_fork_would_differ(warm: start.WarmStart, tmp_
     process = worker(warm.directory, tmp_path, _REPORT, TORCH_COMPILE_DISABLE="1")
     assert report(process)["pid"] == process.pid
     threaded = start.WarmStart(["rollout"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
-    assert threaded.processes[0].wait(PATIENCE_SECONDS) == 1
-    assert "1 threads" in (threaded.directory / "rollout.log").read_text()
+    assert threaded.process.wait(PATIENCE_SECONDS) == 1
+    assert "1 threads" in (threaded.directory / "servers.log").read_text()
     process = worker(threaded.directory, tmp_path, _REPORT, **{setup_worker.ROLE_VARIABLE: "rollout"})
     assert report(process)["pid"] == process.pid
     threaded.end()
+
+
+def test_roles_share_imports_and_keep_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The module `shared` is imported once, and each role's module with the variables of its role."""
+    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('["json"]', '["shared"]', 1).replace("threaded", "own"))
+    (tmp_path / "shared.py").write_text("import os\nprocess = os.getpid()\n")
+    (tmp_path / "own.py").write_text("import os\nfound = os.environ['VLLM_LOGGING_LEVEL']\n")
+    servers = start.WarmStart(["policy", "rollout"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
+    program = "import json, sys; print(json.dumps([sys.modules[name].__dict__.get({!r}) for name in {!r}]))"
+    given = {"PYTHONPATH": str(tmp_path)}
+    policy = report(worker(servers.directory, tmp_path, program.format("process", ["shared"]), **given))
+    given |= {setup_worker.ROLE_VARIABLE: "rollout", **engine_environment("cpu")}
+    assert policy == [servers.process.pid]
+    assert report(worker(servers.directory, tmp_path, program.format("process", ["shared"]), **given)) == policy
+    assert report(worker(servers.directory, tmp_path, program.format("found", ["own"]), **given)) == ["WARNING"]
+    servers.end()
+
+
+def test_a_role_whose_imports_start_a_thread_leaves_the_others_their_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(start, "_SERVE", _SERVE)
+    (tmp_path / "threaded.py").write_text(_THREADED)
+    servers = start.WarmStart(["rollout", "policy"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
+    given = {"PYTHONPATH": str(tmp_path)}
+    of_engine = {setup_worker.ROLE_VARIABLE: "rollout", **engine_environment("cpu")}
+    process = worker(servers.directory, tmp_path, _REPORT, **given, **of_engine)
+    assert report(process)["pid"] == process.pid, "it starts cold"
+    process = worker(servers.directory, tmp_path, _REPORT, **given)
+    assert report(process)["pid"] != process.pid
+    servers.end()
 
 
 _START_SERVERS = f"""
 import os
 from rljob_trainer.roles.warm import start
 start._SERVE = {_SERVE!r}
-print(start.WarmStart(["policy"], "cpu", os.environ).processes[0].pid, flush=True)
+print(start.WarmStart(["policy"], "cpu", os.environ).process.pid, flush=True)
 input()
 """
 

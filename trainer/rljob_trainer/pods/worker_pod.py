@@ -69,7 +69,7 @@ def _work(environment: WorkerEnvironment, job: RLJob) -> Exit:
     try:
         require_engine_here(job.spec, environment.role, worker_facts())
         cache = _restored_cache(environment)
-        roles: set[Role] = {"policy", "rollout"} if job.spec.topology == "Colocated" else {environment.role}
+        roles: list[Role] = ["policy", "rollout"] if job.spec.topology == "Colocated" else [environment.role]
         start_warm(roles, this_machine().choose_device("auto"))  # imports while the pod joins
         accept = partial(require_usable, job.spec)
         _log(f"model: {resolve_model(job.spec.model.uri, mounted=environment.model_dir, accept=accept)}")

@@ -194,7 +194,8 @@ def engine_environment(device: str) -> dict[str, str]:
         # VLLM_USE_V2_MODEL_RUNNER stays unset: vLLM 0.26 uses V2, whose sampler takes a seed for each request at no
         # cost, for all dense models, and warns in the log if a feature in rollout.engineArgs requires V1.
         # As for `disable_custom_all_reduce`: symmetric memory takes GPUs of several processes for the same one.
-        return common | {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+        # vLLM sets the second one too, before it imports torch's compiler; a warm process has imported that.
+        return common | {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     return common | {
         # enforce_eager alone still compiles a few functions with a C++ compiler on the first request.
         "TORCH_COMPILE_DISABLE": "1",

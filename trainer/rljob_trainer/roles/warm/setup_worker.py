@@ -24,8 +24,8 @@ ROLE_VARIABLE = "RLJOB_ROLE_TO_FORK"
 READY, FORKED = b"ready\n", b"forked\n"
 LENGTH_BYTES = 4
 """Size of the big-endian length before a request."""
-_READY_SECONDS = 30.0
-"""Limit for the rest of the server's imports. It exits if they fail; this is for one that hangs."""
+_READY_SECONDS = 120.0
+"""Limit for the rest of the server's imports, on a busy machine. It exits if they fail; this is for one that hangs."""
 
 
 def main() -> None:
