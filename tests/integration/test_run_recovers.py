@@ -157,6 +157,7 @@ def test_a_warm_run_that_loses_its_engine_has_the_bits_of_a_cold_one(tmp_path: P
     texts = [log.read_text() for log in logs]
     assert [text.count("with its imports done") for text in texts] == [0, 0, 2, 2], "both attempts were warm"
     assert "rollout-0 died" in warm.printed
+    assert warm.printed.count("starting Ray") == 1, "the second attempt uses it too"
     for attempt in warm.attempts:
         assert f"process {attempt['processes']['rollout-0']} with its imports done" in texts[-1]
     assert_same_ledger(warm, cold)

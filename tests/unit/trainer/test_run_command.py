@@ -6,9 +6,10 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ from rljob_client.errors import BadInput, OutputUnavailable, RunError
 from rljob_client.run_directory.durable_files import disk_full_message
 from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.sizes import GIB
-from rljob_trainer.errors import DeviceOutOfMemory, WorkerLost
+from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models.random_model import resolve
-from rljob_trainer.runtime import attempt_plan
+from rljob_trainer.runtime import attempt_plan, run_command
 from rljob_trainer.runtime.attempt import Attempt
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, Outcome, identity
@@ -324,6 +326,35 @@ def test_a_supervised_run_leaves_the_decision_to_its_supervisor(command: Command
         outcome = run.run()
     assert outcome.error is RAISED
     assert outcome.message == f"{RAISED}. Wait. Logs: {directory.logs}."
+
+
+def test_only_a_lost_process_leaves_ray_for_the_next_attempt(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    runs = True
+    monkeypatch.setenv("RLJOB_WARM_START", "none")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(shutdown=lambda: calls.append("stop")))
+    monkeypatch.setattr(run_command, "start_local_ray", lambda **_arguments: calls.append("start"))
+    monkeypatch.setattr(run_command, "local_ray_runs", lambda: runs)
+    command.manifest.write_text(MANIFEST)
+    placement, spec = LocalPlacement("cpu"), load_manifest(command.manifest).spec
+
+    def attempt(failure: RunError, store_bytes: int = 1 << 30) -> list[str]:
+        calls.clear()
+        with suppress(RunError), placement:
+            placement.known_hosts(spec)
+            placement.start_ray(cast(RunDisplay, SimpleNamespace(phase=lambda _phase: None)), store_bytes)
+            raise failure
+        return calls
+
+    assert attempt(LOST) == ["start"]
+    assert attempt(LOST) == []
+    assert attempt(LOST, store_bytes=2 << 30) == ["stop", "start"]
+    assert attempt(PhaseDeadlineExceeded("policy-0 hangs"), store_bytes=2 << 30) == ["stop"]
+    assert attempt(LOST) == ["start"]
+    runs = False
+    assert attempt(LOST) == ["stop", "start"], "one of its processes has ended"
+    placement.close()
+    assert calls == ["stop", "start", "stop"]
 
 
 @pytest.mark.parametrize(("committed", "hint"), [(3, "To resume at step 4, run"), (8, "To write the model, run")])

@@ -148,6 +148,14 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
             ) from None
 
 
+def local_ray_runs() -> bool:
+    """True if this process has started Ray, and none of its processes has ended."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return node is not None and not node.dead_processes()
+
+
 @contextmanager
 def _safe_path() -> Iterator[None]:
     """Set `SAFE_PATH` in the block: programs that the user's code starts later import as usual."""
@@ -181,4 +189,9 @@ def connect(address: str, **options: Any) -> None:
     ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=config, **options)
     # Ray has installed a handler that exits immediately.
     signal.signal(signal.SIGTERM, on_termination)
+    hide_gpus()
+
+
+def hide_gpus() -> None:
+    """Have this process see no GPU: the roles have them."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -166,6 +166,13 @@ def placement_group(bundles: Sequence[Bundle]) -> Any:
     return group
 
 
+def remove_placement_group(group: Any) -> None:
+    """Free the resources of a placement group."""
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
+
+
 _LEAVE_SECONDS = 30.0
 """Time for all ranks to leave a call after one has left the group. They leave at their next collective operation."""
 _REJOIN_SECONDS = 120.0

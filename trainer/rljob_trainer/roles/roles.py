@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rljob_trainer.roles.role_processes import (
     RoleResources,
     RoleSettings,
     placement_group,
+    remove_placement_group,
 )
 from rljob_trainer.rollout.lots import EngineWork
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -50,7 +52,8 @@ class Roles:
         a new engine starts, which gets prompts after the next sync. If its pod was lost too, the engine starts when
         the pod is back, and nothing waits for it."""
         self.clock = clock
-        resources = RoleResources(placement_group(settings.bundles), settings.bundles, settings.gpus_per_process)
+        self._group = placement_group(settings.bundles)
+        resources = RoleResources(self._group, settings.bundles, settings.gpus_per_process)
         logs = settings.output_dir / "logs"
         self.policy = PolicyProcesses(self.policy_class, settings.ranks, resources, logs)
         resources = replace(resources, first_bundle=settings.first_engine_bundle)
@@ -113,6 +116,13 @@ class Roles:
             self.engines.end()
             self.engines_at = None
             self.engines_ended += 1
+
+    def close(self) -> None:
+        """Stop all processes and free their places in Ray, which may have ended."""
+        with suppress(Exception):
+            self.policy.end()
+            self.engines.end()
+            remove_placement_group(self._group)
 
     # --- the phases of a step ---
 

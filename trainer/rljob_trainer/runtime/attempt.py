@@ -87,7 +87,7 @@ class Attempt:
         require_trackers(spec.tracking or ())
         if (known := self.placement.known_hosts(spec)) is not None:
             _require_supported(self.job, known)
-        with ExitStack() as stack, self.placement:
+        with ExitStack() as stack, self.placement, ExitStack() as started:
             self.display.phase("reading the model and the task")
             with clock.part("reading"):
                 inputs = read_inputs(
@@ -143,6 +143,7 @@ class Attempt:
 
             self.display.phase("starting the policy and the engine")
             roles = roles_of(settings_under(changes.plan), clock)
+            started.callback(roles.close)
             overlaps = spec.algorithm.max_staleness > 0
             deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlaps)
             kills = KernelKills(self.placement.oom_kills)

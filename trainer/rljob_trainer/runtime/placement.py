@@ -50,7 +50,8 @@ class RoleHosts:
 class Placement(Protocol):
     """Starts and stops Ray for an attempt. Call order: `__enter__`, `survey`, `start_ray`, `__exit__`.
 
-    Leaving the context stops Ray and the roles. It can then be entered again, for another attempt.
+    The roles have ended when the context is left, which stops Ray, or leaves it for another attempt. It can then be
+    entered again.
     """
 
     def __enter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,9 +22,10 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.topology import Topology, worker_pods
 from rljob_client.errors import BadInput, RunError
 from rljob_trainer.display.run_display import RunDisplay
+from rljob_trainer.errors import WorkerLost
 from rljob_trainer.hardware import Device, this_machine, torch_may_compile, torch_version
 from rljob_trainer.ledger.output_directory import OutputDirectory
-from rljob_trainer.roles.ray_driver import start_local_ray
+from rljob_trainer.roles.ray_driver import hide_gpus, local_ray_runs, start_local_ray
 from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.runtime.attempt_plan import Supervision
 from rljob_trainer.runtime.job_run import JobRun, changeable_settings, identity
@@ -73,8 +74,8 @@ def run_manifest(
         directory = OutputDirectory(output or Path("runs") / job.metadata.name)
         _print_unread_fields(document, job.spec, device, quiet=quiet)
         with directory.open(_text(document, settings), identity(job), changeable=changeable_settings(job)):
-            placement = LocalPlacement(device)
-            outcome = JobRun(job, manifest.parent, directory, placement, supervision=supervision, quiet=quiet).run()
+            with closing(LocalPlacement(device)) as placement:
+                outcome = JobRun(job, manifest.parent, directory, placement, supervision=supervision, quiet=quiet).run()
             not_written = _report(directory) if report else ExitCode.COMPLETE
     except ManifestError as error:
         print(error, file=sys.stderr)
@@ -158,7 +159,8 @@ class LocalPlacement:
     def __init__(self, device_choice: DeviceChoice) -> None:
         self._device_choice = device_choice
         self._hosts: RoleHosts | None = None
-        self._has_started_ray = False
+        self._ray: dict[str, int] | None = None
+        """Arguments with which Ray was started; None: it was not."""
         self._visible_gpus: str | None = None
 
     def __enter__(self) -> Self:
@@ -171,15 +173,20 @@ class LocalPlacement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._has_started_ray:
-            import ray
-
-            ray.shutdown()
-            self._has_started_ray = False
+        if kind is not WorkerLost:  # a lost process leaves Ray as it was, for the next attempt
+            self.close()
         # The GPUs are hidden from this process while Ray runs; the next attempt needs to see them.
         os.environ.pop(_VISIBLE_GPUS, None)
         if self._visible_gpus is not None:
             os.environ[_VISIBLE_GPUS] = self._visible_gpus
+
+    def close(self) -> None:
+        """Stop Ray."""
+        if self._ray is not None:
+            import ray
+
+            ray.shutdown()
+            self._ray = None
 
     def survey(self, spec: RLJobSpec, _display: RunDisplay, _stop: StopRequest) -> RoleHosts:
         return self.known_hosts(spec)
@@ -211,13 +218,18 @@ class LocalPlacement:
 
     def start_ray(self, display: RunDisplay, object_store_bytes: int) -> None:
         assert self._hosts is not None, "survey must be called first"
+        wanted = {
+            "cpus": _CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
+            "gpus": len(self._hosts.bundles) if self._hosts.device == "cuda" else 0,
+            "object_store_bytes": object_store_bytes,
+        }
+        if self._ray == wanted and local_ray_runs():
+            hide_gpus()
+            return
+        self.close()
         display.phase("starting Ray")
-        self._has_started_ray = True
-        start_local_ray(
-            cpus=_CPUS_OF_A_PROCESS * (self._hosts.ranks + self._hosts.engine_processes),
-            gpus=len(self._hosts.bundles) if self._hosts.device == "cuda" else 0,
-            object_store_bytes=object_store_bytes,
-        )
+        self._ray = wanted
+        start_local_ray(**wanted)
 
     def oom_kills(self) -> int:
         """OOM kills in the cgroup of this process, which the processes of Ray share."""
