@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rljob_client.errors import RunError
@@ -47,10 +50,21 @@ def test_completions_keep_the_order_of_prompts_and_samples() -> None:
         SimpleNamespace(outputs=[empty]),
     ]
     completions = completions_of(requests, TOKENIZER)
-    assert [c.token_ids for c in completions] == [[7, 2], [8], []]
+    assert [list(c.token_ids) for c in completions] == [[7, 2], [8], []]
     assert [c.text for c in completions] == ["7", "8", ""]
     assert [c.finished for c in completions] == [True, False, True]
-    assert [c.logprobs for c in completions] == [[-0.5, -0.5], [-0.5], []]
+    assert [list(c.logprobs) for c in completions] == [[-0.5, -0.5], [-0.5], []]
+
+
+def test_a_token_and_its_logprob_are_sent_in_eight_bytes_without_a_loss() -> None:
+    logprobs = np.random.default_rng(0).normal(-4, 2, 1000).astype(np.float32)
+    request = SimpleNamespace(outputs=[output(0, list(range(1000)), "length", logprobs.tolist())])
+    [completion] = completions_of([request], TOKENIZER)
+    without_text = pickle.dumps(replace(completion, text=""))
+    assert len(without_text) < 8 * 1000 + 400
+    received = pickle.loads(without_text)
+    assert list(received.token_ids) == list(range(1000))
+    np.testing.assert_array_equal(np.asarray(received.logprobs, np.float32), logprobs)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -357,9 +358,10 @@ def _texts(outputs: Iterable[Any], tokenizer: Any) -> list[str]:
 def _completion(output: Any, text: str) -> Completion:
     if output.finish_reason not in ("stop", "length"):
         raise RunError(f"the engine finished a response with {output.finish_reason!r}; expected 'stop' or 'length'")
-    token_ids = list(output.token_ids)
+    # Arrays of 4 bytes a number, which Ray copies as they are.
+    token_ids = array("i", output.token_ids)
     # One log-probability a position: that of the sampled token.
-    logprobs = list(output.logprobs.logprobs) if token_ids else []
+    logprobs = array("f", output.logprobs.logprobs if token_ids else ())
     if len(logprobs) != len(token_ids):
         raise RunError(f"the engine returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
     return Completion(token_ids, logprobs, finished=output.finish_reason == "stop", text=text)
