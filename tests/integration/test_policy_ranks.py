@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from rljob_client.errors import BadInput
@@ -379,3 +380,20 @@ def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     config = policy_config(tmp_path / "model", tmp_path / "run")
     with pytest.raises(BadInput, match=r"expected config\.json in the model directory"), policy_processes(1, config):
         pass
+
+
+def gathered_after_each_micro_batch(policy: PolicyRank, batch: RolloutBatch) -> list[bool]:
+    """Whether the embedding is gathered after each micro-batch of an update."""
+    found: list[bool] = []
+    embedding = policy._model.causal_lm.get_input_embeddings()
+    policy._update.after_micro_batch = lambda _number: found.append(not isinstance(embedding.weight, DTensor))
+    policy.update(batch)
+    return found
+
+
+def test_embedding_and_head_are_gathered_once_in_an_update(tmp_path: Path) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", updates_per_step=2)
+    with policy_processes(2, config) as policy:
+        for found in policy.run(gathered_after_each_micro_batch, scored_batch(1)):
+            half = len(found) // 2
+            assert found == [*[True] * (half - 1), False] * 2

@@ -74,7 +74,8 @@ class PolicyUpdate:
         grad_norms: list[float] = []
         number = 0
         for place, update in enumerate(updates):
-            for micro_batch in self.micro_batches(batch, *update):
+            for micro_batch, is_last in _with_last(self.micro_batches(batch, *update)):
+                self._announce_backward(is_last=is_last)
                 metrics.add(self._backward(micro_batch, old_logprobs.popleft() if place else None))
                 self.after_micro_batch(number)
                 number += 1
@@ -126,6 +127,13 @@ class PolicyUpdate:
         """The policy's log-probabilities of every micro-batch, in order: [T] each, on the device."""
         with without_dropout(self.model):
             return [self._forward(self.model, part.to(self.device))[0] for part in micro_batches]
+
+    def _announce_backward(self, *, is_last: bool) -> None:
+        """Tell FSDP if the next backward pass is the last one before an optimizer step. Until then it need not wait for
+        the sums over the ranks, and keeps embedding and head gathered."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_is_last_backward(is_last)
+            self.model.set_reshard_after_backward(is_last, recurse=False)
 
     def _backward(self, micro_batch: MicroBatch, old_logprobs: Tensor | None) -> LossMetrics:
         """Add the gradient of the micro-batch to those of the parameters. Its graph is freed when the call returns.
@@ -188,6 +196,15 @@ class PolicyUpdate:
         with activity(Activity.FORWARD):
             logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
         return logprobs, entropy
+
+
+def _with_last(micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
+    """Each micro-batch, and whether it is the last one."""
+    rest = iter(micro_batches)
+    following = next(rest, None)
+    while (current := following) is not None:
+        following = next(rest, None)
+        yield current, following is None
 
 
 class UpdateMetrics:
