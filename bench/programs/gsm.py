@@ -127,6 +127,7 @@ class Row:
 
 def rljob(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row: Row) -> None:
     manifest["spec"]["model"]["uri"] = f"file://{model.resolve()}"
+    manifest["spec"]["checkpoint"]["everySteps"] = manifest["spec"]["algorithm"]["steps"]  # TRL writes none
     output.mkdir(parents=True, exist_ok=True)
     (output / "job.yaml").write_text(yaml.safe_dump(manifest))
     command = [sys.executable, "-m", "rljob_client", "run", "job.yaml", "--output", "run"]
