@@ -60,8 +60,8 @@ TRL_MICRO_BATCH = 64
 """Responses. 128 need 60 GiB for activations and logits."""
 
 
-def job(smoke: bool) -> dict[str, Any]:
-    manifest: dict[str, Any] = yaml.safe_load((EXAMPLES / "gsm.yaml").read_text())
+def job(path: Path, smoke: bool) -> dict[str, Any]:
+    manifest: dict[str, Any] = yaml.safe_load(path.read_text())
     if smoke:
         spec = manifest["spec"]
         spec["algorithm"] |= {"steps": 2, "promptsPerStep": 2, "groupSize": 4, "maxResponseTokens": 24}
@@ -79,13 +79,13 @@ def reward_of(task: Task, prompt: Prompt, text: str) -> float:
     return float(reward([Response(prompt.text, prompt.item, text, [], finished=True)]))
 
 
-def warm_up(manifest: dict[str, Any], model: Path, smoke: bool) -> None:
+def warm_up(manifest: dict[str, Any], model: Path, steps: int, smoke: bool) -> None:
     """Write the model of the example, trained on worked solutions, in bfloat16."""
     import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    options = WARM_UP | ({"max_steps": 2, "per_device_train_batch_size": 2} if smoke else {})
+    options = {"max_steps": steps, **WARM_UP} | ({"max_steps": 2, "per_device_train_batch_size": 2} if smoke else {})
     examples = options["max_steps"] * options["per_device_train_batch_size"]
     manifest["spec"]["task"]["args"]["size"] = examples
     initial = resolve_model(manifest["spec"]["model"]["uri"])
@@ -265,6 +265,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("warm-up", "rljob", "trl", "page"))
     parser.add_argument("--model", type=Path, default=Path("runs/gsm/model"), help="directory of the model")
+    parser.add_argument("--manifest", type=Path, default=EXAMPLES / "gsm.yaml", help="of the job")
+    parser.add_argument("--warm-up-steps", type=int, default=120, help="of 64 problems")
     parser.add_argument("--output", type=Path, default=Path("runs/gsm"), help="directory of the run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the JSON")
     parser.add_argument(
@@ -272,16 +274,17 @@ def main() -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="two short steps on a CPU; records nothing")
     given = parser.parse_args()
-    manifest = job(given.smoke)
+    manifest = job(given.manifest, given.smoke)
     if given.part in ("warm-up", "trl"):
         require_package("trl")
     if given.part == "page":
         print(page())
     elif given.part == "warm-up":
-        warm_up(manifest, given.model, given.smoke)
+        warm_up(manifest, given.model, given.warm_up_steps, given.smoke)
     else:
         arm = rljob if given.part == "rljob" else trl
         row = Row(given.part, None if given.smoke else given.results)
+        row.values["algorithm"] = manifest["spec"]["algorithm"]
         arm(manifest, given.model, given.output / given.part, given.seconds, row)
 
 
