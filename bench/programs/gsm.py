@@ -4,7 +4,7 @@
     python -m bench.programs.gsm rljob|trl --model DIR [--seconds N] [--results DIR]
     python -m bench.programs.gsm page                       # print the table of docs/benchmarks.md
 
-`warm-up` trains the model of `examples/gsm.yaml` (`make model`), which solves no problem as it is, on worked solutions
+`warm-up` trains the model of `examples/gsm.yaml` (`make model`), which solves hardly any problem as it is, on worked solutions
 of problems with other numbers, with TRL's SFTTrainer, and writes it to DIR. Both arms then train DIR as the example
 does: the same prompts in the same order, with the same reward, batch, learning rate, loss and sampling. They evaluate
 the same held-out problems after the same steps, greedily. `trl`: GRPOTrainer, colocated with vLLM, float32 weights,
