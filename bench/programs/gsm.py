@@ -4,11 +4,11 @@
     python -m bench.programs.gsm rljob|trl --model DIR [--seconds N] [--results DIR]
     python -m bench.programs.gsm page                       # print the table of docs/benchmarks.md
 
-`warm-up` trains the model of `examples/gsm.yaml` (`make model`), which solves hardly any problem as it is, on worked solutions
-of problems with other numbers, with TRL's SFTTrainer, and writes it to DIR. Both arms then train DIR as the example
-does: the same prompts in the same order, with the same reward, batch, learning rate, loss and sampling. They evaluate
-the same held-out problems after the same steps, greedily. `trl`: GRPOTrainer, colocated with vLLM, float32 weights,
-autocast to bfloat16. The arms end after the example's steps or `--seconds`, and write a row of
+`warm-up` trains the model of `examples/gsm.yaml` (`make model`), which solves hardly any problem as it is, on worked
+solutions of problems with other numbers, with TRL's SFTTrainer, and writes it to DIR. Both arms then train DIR as the
+example does: the same prompts in the same order, with the same reward, batch, learning rate, loss and sampling. They
+evaluate the same held-out problems after the same steps, greedily. `trl`: GRPOTrainer, colocated with vLLM, float32
+weights, autocast to bfloat16. The arms end after the example's steps or `--seconds`, and write a row of
 `bench/results/gsm.json`. `--smoke`: two short steps on a CPU (not `trl`: it cannot sync weights there).
 """
 
@@ -48,12 +48,7 @@ NOTE = (
     "examples/gsm.yaml after a warm-up on worked solutions; at: seconds since the program began; reward: mean of the "
     "step's responses; accuracy: share of the held-out problems solved greedily"
 )
-WARM_UP: dict[str, Any] = {
-    "max_steps": 120,
-    "per_device_train_batch_size": 64,
-    "learning_rate": 3e-4,
-    "warmup_steps": 10,
-}
+WARM_UP: dict[str, Any] = {"per_device_train_batch_size": 64, "learning_rate": 3e-4, "warmup_steps": 10}
 WARM_UP_SEED = 10_000_000
 """reasoning-gym draws problem i of seed s with the seed s + i: far from those of the job."""
 TRL_MICRO_BATCH = 64
