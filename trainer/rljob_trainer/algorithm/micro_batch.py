@@ -78,22 +78,16 @@ class MicroBatch:
     """[T] Weight in a mean over the tokens that the update processes."""
 
     def to(self, device: torch.device) -> Self:
-        """This micro-batch, with its tensors on `device`, in one copy.
+        """This micro-batch, with its tensors on `device`.
 
-        A copy from memory that is not pinned would wait for all kernels before it, and the device for the next.
+        They are copied from pinned memory: other copies would wait for all kernels before them, and the device for the
+        next ones. Each has memory of its own: for views of one buffer, the compiler would compile for each offset.
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        # By decreasing size, so that each starts at a multiple of its own.
-        ordered = dict(sorted(tensors.items(), key=lambda each: -each[1].itemsize))
-        content = bytearray().join(value.numpy().tobytes() for value in ordered.values())
-        joined = torch.frombuffer(content, dtype=torch.uint8)
-        if device.type == "cuda":
-            joined = joined.pin_memory()
-        parts = joined.to(device, non_blocking=True).split([value.nbytes for value in ordered.values()])
         on_device: dict[str, Any] = {
-            name: part.view(value.dtype).view(value.shape)
-            for (name, value), part in zip(ordered.items(), parts, strict=True)
+            name: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
         }
         return replace(self, **on_device)
 
