@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def _served(directory: Path, *options: str) -> Iterator[str]:
     variables = os.environ | engine_environment("cpu") | {"PYTHONPATH": str(directory), "VLLM_CPU_KVCACHE_SPACE": "1"}
     with (
         (directory / "server.log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=variables) as server,
+        subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True) as server,
     ):
         try:
             eventually(
@@ -59,7 +60,7 @@ def _served(directory: Path, *options: str) -> Iterator[str]:
             assert server.poll() is None, (directory / "server.log").read_text()[-2000:]
             yield f"http://{address}"
         finally:
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL)  # with the process of its engine
 
 
 def _answers(url: str) -> bool:
