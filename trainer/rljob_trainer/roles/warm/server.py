@@ -75,17 +75,8 @@ SERVER_ENVIRONMENT = {
 _PROCESS_VARIABLES = {
     *SERVER_ENVIRONMENT,
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
-    *(
-        "GLOO_SOCKET_IFNAME",
-        DIRECTORY_VARIABLE,
-        "RLJOB_NAME",
-        "PYTHONBREAKPOINT",
-        "COLUMNS",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-    ),
+    *(DIRECTORY_VARIABLE, "GLOO_SOCKET_IFNAME", "RLJOB_NAME", "PYTHONBREAKPOINT"),
+    *("COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
 _PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *(f"{name.upper()}_" for name in TRACKERS))
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
