@@ -95,7 +95,7 @@ def warm_up(manifest: dict[str, Any], model: Path, steps: int, smoke: bool) -> N
     trainer.processing_class.save_pretrained(model)
 
 
-class Row:
+class ArmRow:
     """The row of an arm."""
 
     def __init__(self, arm: str, results: Path | None) -> None:
@@ -120,7 +120,7 @@ class Row:
             record_row("gsm", self.values, "arm", NOTE, self._results)
 
 
-def rljob(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row: Row) -> None:
+def rljob(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row: ArmRow) -> None:
     manifest["spec"]["model"]["uri"] = f"file://{model.resolve()}"
     manifest["spec"]["checkpoint"]["everySteps"] = manifest["spec"]["algorithm"]["steps"]  # TRL writes none
     output.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def rljob(manifest: dict[str, Any], model: Path, output: Path, seconds: float, r
     row.write(exit_code=TIMED_OUT if code is None else code)
 
 
-def add_ledger(ledger: Path, row: Row) -> None:
+def add_ledger(ledger: Path, row: ArmRow) -> None:
     records = read_ledger(ledger).records
     for step in step_records(records)[len(row.values["steps"]) :]:
         row.add_step(step.committed_at, step.total_seconds, step.reward.mean, step.response.mean_tokens)
@@ -146,7 +146,7 @@ def add_ledger(ledger: Path, row: Row) -> None:
         row.write()
 
 
-def trl(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row: Row) -> None:
+def trl(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row: ArmRow) -> None:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -169,7 +169,7 @@ def trl(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row
         rollouts.append((statistics.fmean(scores), statistics.fmean(map(len, completion_ids))))
         return scores
 
-    class Clock(TrainerCallback):
+    class StepClock(TrainerCallback):
         """Records steps, evaluates between them, and ends the training in time."""
 
         def on_train_begin(self, *_args: Any, **_settings: Any) -> None:
@@ -228,7 +228,7 @@ def trl(manifest: dict[str, Any], model: Path, output: Path, seconds: float, row
         ),
         train_dataset=Dataset.from_list([{"prompt": each.text, "index": each.index} for each in prompts]),
         reward_funcs=score,
-        callbacks=[Clock()],
+        callbacks=[StepClock()],
     )
     assert trainer.processing_class(prompts[0].text).input_ids == prompts[0].token_ids
     trainer.train()
@@ -278,7 +278,7 @@ def main() -> None:
         warm_up(manifest, given.model, given.warm_up_steps, given.smoke)
     else:
         arm = rljob if given.part == "rljob" else trl
-        row = Row(given.part, None if given.smoke else given.results)
+        row = ArmRow(given.part, None if given.smoke else given.results)
         row.values["algorithm"] = manifest["spec"]["algorithm"]
         arm(manifest, given.model, given.output / given.part, given.seconds, row)
 

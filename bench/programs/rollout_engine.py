@@ -64,7 +64,7 @@ class MeasuredEngine:
     tokens: int
     prompt_tokens: int
     start_seconds: float
-    """Of the engine, its imports included."""
+    """Start of the engine, with its imports."""
     kernels: dict[str, Any]
     """vLLM's own kernels for log-probabilities, by name."""
 

@@ -25,7 +25,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return resolve_model("random://qwen3", tmp_path_factory.mktemp("model"))
 
 
-class Engine:
+class DrivenEngine:
     """vLLM's scheduler and output processor, as `vllm.v1.engine.core.EngineCore` calls them."""
 
     def __init__(
@@ -168,9 +168,9 @@ def test_steps_blocks_and_responses_are_those_of_vllm(
     model_dir: Path, runs_ahead: bool, blocks: int, caching: bool, window: int
 ) -> None:
     settings: dict[str, Any] = {"runs_ahead": runs_ahead, "blocks": blocks, "caching": caching, "window": window}
-    vllm, fast = engines = [Engine(model_dir, fast=fast, **settings) for fast in (False, True)]
+    vllm, fast = engines = [DrivenEngine(model_dir, fast=fast, **settings) for fast in (False, True)]
     chance = random.Random(3)
-    events: dict[int, Callable[[Engine], None]] = {}
+    events: dict[int, Callable[[DrivenEngine], None]] = {}
     for number in range(40):
         prompt = [4 + (number % 3 + place) % 40 for place in range(1 + chance.randrange(12))]
         name, tokens = f"r{number}", 1 + chance.randrange(LONGEST)

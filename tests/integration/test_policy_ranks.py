@@ -383,7 +383,7 @@ def test_a_model_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
 
 
 def gathered_after_each_micro_batch(policy: PolicyRank, batch: RolloutBatch) -> list[bool]:
-    """Whether the embedding is gathered after each micro-batch of an update."""
+    """State of the embedding after each micro-batch of an update: True if it is gathered."""
     found: list[bool] = []
     embedding = policy._model.causal_lm.get_input_embeddings()
     policy._update.after_micro_batch = lambda _number: found.append(not isinstance(embedding.weight, DTensor))

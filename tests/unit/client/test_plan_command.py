@@ -55,7 +55,7 @@ def planned(capsys: pytest.CaptureFixture[str], path: Path, **options: Any) -> t
     ("gpu", "host", "code", "verdict", "gpus"),
     [
         ("h100", "512Gi", 0, "fits at a price", 1),
-        ("h200", "512Gi", 0, "fits", 1),
+        ("h200", "512Gi", 0, "fits at a price", 1),
         ("b200", "512Gi", 0, "fits", 1),
         ("a100-40", "512Gi", 1, "does not fit", 4),
     ],

@@ -113,7 +113,7 @@ def test_settings_follow_from_machine_model_and_step(
     assert plan.model_dump(include=set(expected)) == expected
 
 
-@pytest.mark.parametrize(("gib", "sleep"), [(140, "Disabled"), (56, "Disabled"), (54, "Level2"), (24, "Level2")])
+@pytest.mark.parametrize(("gib", "sleep"), [(140, "Disabled"), (54, "Disabled"), (52, "Level2"), (24, "Level2")])
 def test_an_engine_stays_awake_if_four_fifths_of_the_gpu_hold_everything(gib: int, sleep: str) -> None:
     def budgeted(**settings: str) -> tuple[MemoryPlan, int]:
         setup = Setup(SIXTEEN_GROUPS, QWEN3_0_6B, replace(gpu(gib), layers_compiled=True))
