@@ -4,7 +4,7 @@
 
 128 responses of 1,024 random tokens (512 with 0.6b), in a shape of `plan_accuracy.jobs.SHAPES` with random weights.
 Arms, alternating, each with what those before it have:
-    before     autograd adds up gradients, FlashAttention 2, a copy for each tensor of a micro-batch of 8,192 tokens
+    before     autograd adds up gradients, FlashAttention 2, copies from memory that is not pinned, 8,192 tokens each
     copies     copies from pinned memory
     sums       gradients of matrices are added to their sums where they are computed
     attention  the attention kernel that the policy chooses

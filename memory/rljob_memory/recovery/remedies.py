@@ -6,8 +6,8 @@ that is the difference of two budgets (`effects.expected_bytes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.budget import Phase
@@ -42,6 +42,8 @@ class Remedy:
     """The value in force where the plan leaves it open."""
     bound: Callable[[Case], str | None] = lambda _: None
     """Value to write in the manifest, as a line, if only a bound there prevents the change."""
+    brings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of the plan that change with it, unless they are pinned."""
 
     @property
     def name(self) -> str:
@@ -127,12 +129,14 @@ REMEDIES: Sequence[Remedy] = (
         (Class.ENGINE_NOT_ASLEEP, Class.ACTIVATION_SPIKE, Class.OPTIMIZER_STATE, Class.UNKNOWN),
         values.to("Level2", lambda case: case.of_a_shared_policy and not case.plan.rollout_sleep_level),
         owner="rollout",
+        brings={"empty_cache": True},  # an engine that sleeps needs the policy's cache to wake up
     ),
     Remedy(
         "rollout_sleep",
         (Class.HOST_MEMORY,),
         values.to("Level2", lambda case: case.shares_gpu and case.plan.rollout_sleep_level == 1),
         owner="rollout",
+        brings={"empty_cache": True},
     ),
     # A buffer that exists only during a sync leaves room to the update; one that is kept has its block in the sync.
     Remedy(

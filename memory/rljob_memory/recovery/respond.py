@@ -254,12 +254,8 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
     assert rung.level is not None, "only a change that the caller can carry out is chosen"
     remedy = rung.remedy
     changed: dict[str, object] = {remedy.setting: rung.value} if remedy.of_the_plan else {}
-    if (
-        remedy.setting == "rollout_sleep"
-        and case.setup is not None
-        and not is_pinned(constraints.settings, "empty_cache")
-    ):
-        changed["empty_cache"] = True  # an engine that sleeps needs this memory to wake up
+    if case.setup is not None:
+        changed |= {name: value for name, value in remedy.brings.items() if not is_pinned(constraints.settings, name)}
     plan = case.plan.model_copy(update={**changed, "generation": case.plan.generation + 1})
     change = PlanChange(
         generation=plan.generation,

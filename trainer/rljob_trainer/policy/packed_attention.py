@@ -168,7 +168,7 @@ def _is_right(kernel: Callable[..., Tensor], heads: int, kv_heads: int, head_dim
         query, key, value = exact = [each.detach().float().requires_grad_() for each in rounded]
         expected = [_one_by_one(query, key, value, lengths)]
         expected += torch.autograd.grad(expected[0].square().sum(), exact)
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a kernel that is compiled here raises any type of exception
         log.warning("an attention kernel for packed sequences failed", kernel=kernel.__name__, error=str(error))

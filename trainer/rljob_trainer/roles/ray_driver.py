@@ -149,7 +149,7 @@ def start_local_ray(*, cpus: int, gpus: int, object_store_bytes: int) -> None:
 
 
 def local_ray_runs() -> bool:
-    """True if this process has started Ray, and none of its processes has ended."""
+    """True if this process started Ray and all of Ray's processes are running."""
     from ray._private import worker
 
     node = worker._global_node
