@@ -41,7 +41,7 @@ from rljob_trainer.algorithm import gradient_sums
 from rljob_trainer.algorithm.micro_batch import MicroBatch
 from rljob_trainer.algorithms.functions import loss_function
 from rljob_trainer.models import random_model
-from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy import flash_attention_2, packed_attention, packed_kernel
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import Gradients
 from rljob_trainer.policy.model import PolicyModel, compile_layers
@@ -112,7 +112,7 @@ def as_arm(arm: str, update: PolicyUpdate) -> Iterator[None]:
         if ARMS.index(arm) < ARMS.index("copies"):
             changed.enter_context(mock.patch.object(MicroBatch, "to", one_by_one))
         if ARMS.index(arm) < ARMS.index("attention"):
-            changed.enter_context(mock.patch.object(packed_attention, "_kernel", packed_attention._by_torch))
+            changed.enter_context(mock.patch.object(packed_kernel, "causal_kernel", flash_attention_2))
         if ARMS.index(arm) < ARMS.index("sums"):
             # Not their classes: the compiler would not notice.
             for name in ("_Linear", "_Embedding"):
@@ -150,7 +150,7 @@ def main() -> None:
     products = sum(each.numel() for each in model.parameters()) - (0 if shape.tied else shape.vocabulary * shape.hidden)
     attention = 7 * shape.layers * shape.heads * shape.head_dim * (tokens + 15) ** 2
     flops = count * (6 * products * (tokens + 15) + attention)
-    result: dict[str, Any] = {"size": options.size, "kernel": packed_attention._kernel.__name__, "updates": []}
+    result: dict[str, Any] = {"size": options.size, "kernel": packed_kernel.causal_kernel.__name__, "updates": []}
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
     for number, arm in [(number, arm) for number in range(options.rounds + 1) for arm in options.arms]:
         row: dict[str, Any] = {"arm": arm}

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.algorithm.gradient_sums import sum_matrices
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy import flash_attention_4, packed_attention, packed_kernel
 from rljob_trainer.policy.gradients import Gradients
 from rljob_trainer.policy.model import compile_layers
 
@@ -23,7 +23,8 @@ def test_hopper_and_blackwell_get_flash_attention_4(heads: int, kv_heads: int, h
     if torch.cuda.get_device_capability()[0] not in packed_attention._FLASH_ATTENTION_4:
         pytest.skip("needs a Hopper or Blackwell GPU")
     assert packed_attention._choose_kernel(heads, kv_heads, head_dim)
-    assert packed_attention._kernel is packed_attention._by_flash_attention_4
+    assert packed_kernel.causal_kernel is flash_attention_4
+    assert packed_kernel.can_share_prompts
 
 
 def test_products_add_to_the_sums_of_gradients_in_compiled_layers() -> None:

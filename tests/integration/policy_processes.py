@@ -221,7 +221,9 @@ def policy_config(model_dir: Path, output_dir: Path, **changes: Any) -> PolicyCo
     return PolicyConfig(model_dir=model_dir, output_dir=output_dir, **(settings | changes))
 
 
-def scored_batch(step: int, *, prompts: int = 4, group_size: int = 3, seed: int = 0) -> RolloutBatch:
+def scored_batch(
+    step: int, *, prompts: int = 4, group_size: int = 3, seed: int = 0, longest_prompt: int = 8
+) -> RolloutBatch:
     """Responses of 0 to 14 tokens, the first of them empty; one log-probability of the engine is not finite."""
     draw = np.random.default_rng(1000 * seed + step)
     completions = prompts * group_size
@@ -231,7 +233,9 @@ def scored_batch(step: int, *, prompts: int = 4, group_size: int = 3, seed: int 
     return RolloutBatch(
         step=step,
         group_size=group_size,
-        prompt_ids=[draw.integers(3, VOCABULARY, draw.integers(1, 9)).astype(np.int32) for _ in range(prompts)],
+        prompt_ids=[
+            draw.integers(3, VOCABULARY, draw.integers(1, longest_prompt + 1)).astype(np.int32) for _ in range(prompts)
+        ],
         response_ids=[draw.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths],
         rollout_logprobs=logprobs,
         finished=np.ones(completions, np.bool_),

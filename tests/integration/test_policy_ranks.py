@@ -170,6 +170,18 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
     assert trained.keys() == dict(plain.model.named_parameters()).keys()
 
 
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.long)])
+def test_shared_prompts_change_an_update_by_rounding_alone(tmp_path: Path, ranks: int) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **ALL_TERMS)
+    batch = scored_batch(1, group_size=5, longest_prompt=24)
+    with policy_processes(ranks, config) as policy:
+        shared, repeated = (policy.run(_update_of, batch, shares) for shares in (True, False))
+    assert sum(tokens for *_, tokens in shared) < 0.8 * sum(tokens for *_, tokens in repeated)
+    for (metrics, gradients, _), (others, other_gradients, _) in zip(shared, repeated, strict=True):
+        assert metrics == pytest.approx(others, rel=1e-5, abs=1e-6)
+        np.testing.assert_allclose(gradients, other_gradients, rtol=0, atol=1e-6 * np.abs(other_gradients).max())
+
+
 OWN_LOSS = """
 def sums(tokens, settings):
     lengths = tokens.sequence_sums(tokens.kept.float())
@@ -274,6 +286,19 @@ def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str,
         gradients[name] = parameter.grad.numpy().copy()
     policy._optimizer.gradients.clear()
     return gradients
+
+
+def _update_of(policy: PolicyRank, batch: RolloutBatch, shares: bool) -> tuple[dict[str, float], np.ndarray, int]:
+    """Metrics, this rank's gradients, end to end, and its tokens."""
+    update, completions = policy._update, completions_with_tokens(batch)
+    policy._model.shares_prompts = shares
+    micro_batches = list(update.micro_batches(batch, completions, completions))
+    metrics = UpdateMetrics(detached=True)
+    for micro_batch in micro_batches:
+        metrics.add(update._backward(micro_batch, None))
+    gradients = np.concatenate([gradient.numpy().copy() for gradient in policy._optimizer.gradients.all()])
+    policy._optimizer.gradients.clear()
+    return metrics.over_ranks(1, {}), gradients, sum(each.input_ids.numel() for each in micro_batches)
 
 
 def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_trainer.algorithm.division import plan_micro_batches, plan_with_shared_prompts
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
     dropped_tokens,
     micro_batches_of,
-    plan_micro_batches,
     split_updates,
     token_weights,
     with_gradient,
@@ -88,6 +88,50 @@ def test_padding_is_less_than_a_tenth_of_spread_lengths() -> None:
         assert len(plan) < 2 * sum(lengths) / budget + 16
 
 
+@given(
+    prompts=st.lists(st.integers(1, 100), max_size=8),
+    draws=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 100)), max_size=40),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 1000),
+)
+def test_groups_that_share_a_prompt_are_divided_within_the_budget(
+    prompts: list[int], draws: list[tuple[int, int]], ranks: int, budget: int
+) -> None:
+    draws = [(group, length) for group, length in draws if group < len(prompts)]
+    groups, lengths = [group for group, _ in draws], [prompts[group] + length for group, length in draws]
+    division, shared = plan_with_shared_prompts(lengths, [prompts[group] for group in groups], groups, ranks, budget)
+    assert sorted(chain.from_iterable(chain.from_iterable(division))) == list(range(len(lengths)))
+    [count] = {len(rank) for rank in division}
+    assert count >= 1
+    alone = plan_micro_batches(lengths, ranks, budget, packed=True)
+    assert shared or division == alone
+    for micro_batch in chain.from_iterable(division):
+        once = sum(draws[i][1] for i in micro_batch) + sum(prompts[group] for group in {groups[i] for i in micro_batch})
+        assert len(micro_batch) < 2 or (once if shared else sum(lengths[i] for i in micro_batch)) <= budget
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses", "ranks", "micro_batches", "tokens"),
+    [
+        (1000, [500] * 16, 1, 2, 10_000),  # its prompt twice, as the budget is 8,192
+        (1000, [500] * 16, 4, 1, 4 * 3000),  # once on each rank
+        (1000, [500] * 8, 1, 1, 5000),
+        (10, [300] * 16, 1, 1, 16 * 310),  # too short to be shared
+        (1000, [500], 1, 1, 1500),  # nobody to share it with
+    ],
+)
+def test_prompts_are_shared_where_that_saves_tokens(
+    prompt: int, responses: list[int], ranks: int, micro_batches: int, tokens: int
+) -> None:
+    count = len(responses)
+    lengths = [prompt + length for length in responses]
+    division, shared = plan_with_shared_prompts(lengths, [prompt] * count, [0] * count, ranks, 8192)
+    assert [len(rank) for rank in division] == [micro_batches] * ranks
+    parts = list(chain.from_iterable(division))
+    copies = len(parts) if shared else count
+    assert copies * prompt + sum(responses) == tokens
+
+
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=50), st.integers(1, 6))
 def test_updates_part_the_completions_evenly_and_in_order(completions: list[int], updates: int) -> None:
     parts = split_updates(completions, updates)
@@ -111,13 +155,22 @@ def batch_of(prompts: list[list[int]], responses: list[list[int]], group_size: i
     ).scored(np.zeros(len(responses), np.float32), np.arange(len(responses), dtype=np.float32))
 
 
-def all_micro_batches(batch: RolloutBatch, ranks: int, budget: int, *, packed: bool = False) -> list[MicroBatch]:
+def all_micro_batches(
+    batch: RolloutBatch, ranks: int, budget: int, *, packed: bool = False, shared: bool = False
+) -> list[MicroBatch]:
     completions = completions_with_tokens(batch)
     return [
         micro_batch
         for rank in range(ranks)
         for micro_batch in micro_batches_of(
-            batch, completions, rank=rank, ranks=ranks, budget_tokens=budget, aggregation="TokenMean", packed=packed
+            batch,
+            completions,
+            rank=rank,
+            ranks=ranks,
+            budget_tokens=budget,
+            aggregation="TokenMean",
+            packed=packed,
+            shared=shared,
         )
     ]
 
@@ -133,20 +186,53 @@ def test_hidden_state_rows_are_those_that_predict_the_response() -> None:
     np.testing.assert_allclose(micro_batch.loss_weights, 1 / 3)
 
 
+def test_a_shared_prompt_comes_before_its_responses() -> None:
+    """Completion 0 has one token, so that the last token of its prompt alone predicts it."""
+    prompts, responses = [[11] * 5, [12, 13, 14, 15]], [[21], [22], [31, 32, 33], [41, 42]]
+    [micro_batch] = all_micro_batches(batch_of(prompts, responses, group_size=2), 1, 100, packed=True, shared=True)
+    assert micro_batch.completions == [2, 3, 0, 1]
+    assert micro_batch.input_ids.tolist() == [[12, 13, 14, 15, 11, 11, 11, 11, 11, 31, 32, 41]]
+    assert micro_batch.bounds is not None
+    assert micro_batch.bounds.tolist() == [0, 4, 9, 11, 12]
+    assert micro_batch.prompt_bounds is not None
+    assert micro_batch.prompt_bounds.tolist() == [0, 4]
+    assert micro_batch.response_bounds is not None
+    assert micro_batch.response_bounds.tolist() == [0, 3]
+    assert micro_batch.sizes == (8, 4, 9, 12, 4, 4)
+    assert micro_batch.hidden_rows.tolist() == [3, 9, 10, 3, 11, 8, 8]
+    assert micro_batch.targets.tolist() == [31, 32, 33, 41, 42, 21, 22]
+    assert micro_batch.advantages.tolist() == [2, 2, 2, 3, 3, 0, 1]
+
+
 some_tokens = st.lists(st.integers(1, 99), max_size=8)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+def texts(micro_batch: MicroBatch) -> list[list[int]]:
+    """The tokens that each token of a packed row attends to."""
+    row, texts = micro_batch.input_ids[0].tolist(), []
+    bounds, prompts, responses = (
+        getattr(micro_batch, name).tolist() for name in ("bounds", "prompt_bounds", "response_bounds")
+    )
+    assert micro_batch.sizes is not None
+    for start, stop in pairwise(bounds):
+        before = [place for place in responses if place <= start - micro_batch.sizes.first]
+        is_continuing = micro_batch.sizes.first <= start < micro_batch.sizes.last
+        prompt = row[prompts[len(before) - 1] : prompts[len(before)]] if is_continuing else []
+        texts += [prompt + row[start:end] for end in range(start + 1, stop + 1)]
+    return texts
+
+
+@pytest.mark.parametrize("layout", [{}, {"packed": True}, {"packed": True, "shared": True}], ids=str)
 @given(
     groups=st.lists(st.tuples(some_tokens.filter(bool), some_tokens, some_tokens), min_size=1, max_size=5),
     ranks=st.integers(1, 4),
     budget=st.integers(1, 60),
 )
 def test_no_response_token_is_lost_repeated_or_behind_another_text(
-    groups: list[tuple[list[int], list[int], list[int]]], ranks: int, budget: int, packed: bool
+    groups: list[tuple[list[int], list[int], list[int]]], ranks: int, budget: int, layout: dict[str, bool]
 ) -> None:
     prompts, responses = [prompt for prompt, *_ in groups], [each for _, *both in groups for each in both]
-    micro_batches = all_micro_batches(batch_of(prompts, responses, 2), ranks, budget, packed=packed)
+    micro_batches = all_micro_batches(batch_of(prompts, responses, 2), ranks, budget, **layout)
     weights = sum(float(micro_batch.loss_weights.sum()) for micro_batch in micro_batches)
     assert weights == pytest.approx(1.0 if any(responses) else 0.0, abs=1e-5), "of all ranks"
     found: dict[int, list[int]] = {}
@@ -156,26 +242,22 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
             dict(zip(micro_batch.completions, values.split(micro_batch.response_lengths), strict=True))
             for values in (micro_batch.hidden_rows, micro_batch.targets)
         )
-        bounds = [0]
+        if "packed" in layout:
+            assert micro_batch.bounds is not None
+            assert micro_batch.position_ids is not None
+            assert micro_batch.input_ids.shape == micro_batch.position_ids.shape == (1, micro_batch.bounds[-1])
+            assert len(flat) >= 2
+            positions, read = micro_batch.position_ids[0].tolist(), texts(micro_batch)
+        else:
+            positions = list(range(micro_batch.input_ids.shape[1])) * len(micro_batch.input_ids)
+            read = [flat[row - positions[row] : row + 1].tolist() for row in range(len(flat))]
         for completion in micro_batch.completions:
             assert completion not in found
             found[completion] = targets[completion].tolist()
-            # Up to the row that predicts the last token stand the prompt and the rest of the response.
-            prompt, last = prompts[completion // 2], rows[completion][-1]
-            first = rows[completion][0] - len(prompt) + 1
-            assert flat[first : last + 1].tolist() == prompt + found[completion][:-1]
-            assert rows[completion].tolist() == list(range(first + len(prompt) - 1, last + 1))
-            assert not packed or first == bounds[-1]
-            bounds.append(int(last) + 1)
-        if packed:
-            assert micro_batch.bounds is not None
-            assert micro_batch.position_ids is not None
-            assert micro_batch.bounds[: len(bounds)].tolist() == bounds
-            assert micro_batch.input_ids.shape == micro_batch.position_ids.shape == (1, micro_batch.bounds[-1])
-            lengths = micro_batch.bounds.diff().tolist()
-            assert micro_batch.position_ids[0].tolist() == [place for length in lengths for place in range(length)]
-            assert len(flat) >= 2
-            assert max(lengths) <= micro_batch.longest < 2 * max(lengths)
+            # Each token is predicted by what stands before it: the prompt and the rest of the response.
+            for place, row in enumerate(rows[completion].tolist()):
+                assert read[row] == prompts[completion // 2] + found[completion][:place]
+                assert positions[row] == len(read[row]) - 1
     assert found == {i: ids for i, ids in enumerate(responses) if ids}
 
 

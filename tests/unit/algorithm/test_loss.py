@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
 from rljob_trainer.algorithm.micro_batch import MicroBatch
+from rljob_trainer.algorithm.packing import LAYOUT
 from rljob_trainer.algorithms.losses import clipped_ratio
 from rljob_trainer.algorithms.objective import LossMetrics, policy_loss
 
@@ -43,9 +44,7 @@ class ResponseTokens:
         micro_batch = MicroBatch(
             completions=[0],
             response_lengths=[len(rows)],
-            longest=0,
-            bounds=None,
-            position_ids=None,
+            **dict.fromkeys(LAYOUT),
             input_ids=rows[None],
             hidden_rows=rows,
             targets=rows,

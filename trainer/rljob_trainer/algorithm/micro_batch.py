@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.algorithms import LossAggregation
-from rljob_trainer.rollout_batch import FloatArray, RolloutBatch
+from rljob_trainer.algorithm.division import plan_micro_batches, plan_with_shared_prompts
+from rljob_trainer.algorithm.packing import LAYOUT, Sizes, packing_of
+from rljob_trainer.rollout_batch import FloatArray, IntArray, RolloutBatch
 
 _SHORTEST = 2
 """torch.compile would compile the layers once more for sequences of one token, and for one row."""
@@ -22,9 +23,6 @@ _SHORTEST = 2
 _REHEARSED_TOKENS = 1024
 """Largest length of a response in a rehearsal, which is odd: the compiler takes equal sizes for the same, and would
 compile again for a length that is not the model's width."""
-
-_MICRO_BATCH_COST = 32
-"""Divisor of the token budget: the fixed cost of a micro-batch, in tokens. An estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +40,23 @@ class MicroBatch:
     response_lengths: list[int]
     """[B] Tokens of each response; T in total."""
 
-    longest: int
-    """Tokens of the longest sequence, or more, if `input_ids` is packed: a power of two, since the layers might be
-    compiled for each value."""
+    sizes: Sizes | None
+    """Numbers of tokens, if sequences are packed into one row. None, as the next four: rows that are padded.
+
+    If prompts are shared, they are sequences of their own, which come first; their responses continue them.
+    """
 
     bounds: Tensor | None
-    """[sequences + 1] First token of each sequence of `input_ids`, and L, int32, if they are packed into one row. None:
-    rows that are padded."""
+    """[sequences + 1] First token of each sequence, and L, int32."""
+
+    prompt_bounds: Tensor | None
+    """[prompts + 1] The same for the sequences that others continue, int32."""
+
+    response_bounds: Tensor | None
+    """[prompts + 1] The same for all sequences that continue each, from the first of them, int32."""
 
     position_ids: Tensor | None
-    """[1, L] Position of each token in its sequence, if they are packed."""
+    """[1, L] Position of each token in its sequence, after that which it continues."""
 
     input_ids: Tensor
     """[B, L ≥ 2] Prompt and response, without the last response token, from which nothing is predicted."""
@@ -103,6 +108,7 @@ def micro_batches_of(
     max_response_tokens: int | None = None,
     processed: Sequence[int] | None = None,
     packed: bool = False,
+    shared: bool = False,
 ) -> Iterator[MicroBatch]:
     """This rank's micro-batches of one update over `completions` of a scored batch. All ranks have the same number.
     Each is built when it is asked for, while the device works on the one before.
@@ -110,7 +116,7 @@ def micro_batches_of(
     `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The loss is
     normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
     `processed`. `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
-    `max_response_tokens`: see `token_weights`.
+    `shared`: they may have their prompt in common, if that saves tokens. `max_response_tokens`: see `token_weights`.
     """
     logprobs = [batch.rollout_logprobs[completion] for completion in completions]
     loss_weights = dict(zip(completions, token_weights(logprobs, aggregation, max_response_tokens), strict=True))
@@ -118,8 +124,16 @@ def micro_batches_of(
     of_chosen = [batch.rollout_logprobs[completion] for completion in chosen]
     mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean"), strict=True))
     lengths = [_input_length(batch, completion) for completion in chosen]
-    plan = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed)[rank]
-    return (_collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed) for part in plan)
+    if packed and shared:
+        groups = [completion // batch.group_size for completion in chosen]
+        prompts = [len(batch.prompt_ids[group]) for group in groups]
+        division, shared = plan_with_shared_prompts(lengths, prompts, groups, ranks, budget_tokens)
+    else:
+        division, shared = plan_micro_batches(lengths, ranks, budget_tokens, packed=packed), False
+    return (
+        _collate(batch, [chosen[place] for place in part], loss_weights, mean_weights, packed, shared)
+        for part in division[rank]
+    )
 
 
 def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:
@@ -167,38 +181,35 @@ def _collate(
     loss_weights: dict[int, FloatArray],
     mean_weights: dict[int, FloatArray],
     packed: bool,
+    shared: bool,
 ) -> MicroBatch:
-    lengths = [_input_length(batch, completion) for completion in completions]
-    if packed:
-        padding = max(_SHORTEST - sum(lengths), 0)
-        packed_lengths = [*lengths, *([padding] if padding else [])]
-        bounds = np.cumsum([0, *packed_lengths], dtype=np.int32)
-        starts, flat = bounds.tolist(), np.zeros(sum(packed_lengths), np.int64)
-        positions = np.concatenate([np.arange(length) for length in packed_lengths])
-        packing: dict[str, Any] = {
-            "longest": 1 << (max(packed_lengths) - 1).bit_length(),
-            "bounds": torch.from_numpy(bounds),
-            "position_ids": torch.from_numpy(positions[None]),
-        }
+    continued: list[int] = []
+    layout: dict[str, Any] = dict.fromkeys(LAYOUT)
+    if shared:
+        completions, sequences, hidden_rows, continued = _with_shared_prompts(batch, completions)
     else:
-        packing = {"longest": 0, "bounds": None, "position_ids": None}
-        width = max([_SHORTEST, *lengths])
-        rows = len(completions) or _SHORTEST
-        starts, flat = [row * width for row in range(rows)], np.zeros(rows * width, np.int64)
-    hidden_rows = []
-    for start, completion in zip(starts, completions, strict=False):
-        prompt, response = batch.prompt_ids[completion // batch.group_size], batch.response_ids[completion]
-        predicting = start + len(prompt) - 1
-        flat[start : start + len(prompt)] = prompt
-        flat[predicting + 1 : predicting + len(response)] = response[:-1]
-        hidden_rows.append(np.arange(predicting, predicting + len(response)))
+        prompts = [batch.prompt_ids[completion // batch.group_size] for completion in completions]
+        read = [batch.response_ids[completion][:-1] for completion in completions]
+        sequences = [np.concatenate(each) for each in zip(prompts, read, strict=True)]
+    width = max(_SHORTEST, sum(map(len, sequences)) if packed else max(map(len, sequences), default=0))
+    starts = _starts(sequences) if packed else [width * row for row in range(len(sequences) or _SHORTEST)]
+    input_ids = np.zeros((1 if packed else len(starts), width), np.int64)
+    for start, sequence in zip(starts, sequences, strict=False):
+        input_ids.reshape(-1)[start : start + len(sequence)] = sequence
+    if not shared:
+        hidden_rows = [
+            start + np.arange(len(prompt) - 1, len(sequence))
+            for start, prompt, sequence in zip(starts, prompts, sequences, strict=False)
+        ]
+    if packed:
+        layout = packing_of([length for length in (*map(len, sequences), width - starts[-1]) if length], continued)
     logprobs = _joined([batch.rollout_logprobs[completion] for completion in completions], np.float32)
     response_lengths = [len(batch.response_ids[completion]) for completion in completions]
     return MicroBatch(
         completions=completions,
         response_lengths=response_lengths,
-        **packing,
-        input_ids=torch.from_numpy(flat[None] if packed else flat.reshape(-1, width)),
+        **layout,
+        input_ids=torch.from_numpy(input_ids),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),
         sequence=torch.from_numpy(np.repeat(np.arange(len(completions)), response_lengths).astype(np.int64)),
@@ -207,6 +218,39 @@ def _collate(
         loss_weights=_joined([loss_weights[completion] for completion in completions], np.float32),
         mean_weights=_joined([mean_weights[completion] for completion in completions], np.float32),
     )
+
+
+def _with_shared_prompts(
+    batch: RolloutBatch, completions: list[int]
+) -> tuple[list[int], list[IntArray], list[npt.NDArray[np.int64]], list[int]]:
+    """The completions, group by group; their sequences: the prompts, then the responses without their last token, which
+    may be empty; rows of the hidden states that predict each response; and `continued` of `packing_of`."""
+    groups: dict[int, list[int]] = {}
+    for completion in completions:
+        groups.setdefault(completion // batch.group_size, []).append(completion)
+    continued = {
+        group: sum(len(batch.response_ids[completion]) > 1 for completion in members)
+        for group, members in groups.items()
+    }
+    order = sorted(groups, key=lambda group: not continued[group])
+    completions = [completion for group in order for completion in groups[group]]
+    prompts, read = (
+        [batch.prompt_ids[group] for group in order],
+        [batch.response_ids[each][:-1] for each in completions],
+    )
+    starts = _starts([*prompts, *read])
+    last_of_prompt = {group: stop - 1 for group, stop in zip(order, starts[1:], strict=False)}
+    hidden_rows = [
+        np.array([last_of_prompt[completion // batch.group_size], *range(start, start + len(ids))], np.int64)
+        for completion, start, ids in zip(completions, starts[len(order) : -1], read, strict=True)
+    ]
+    return completions, [*prompts, *read], hidden_rows, [continued[group] for group in order]
+
+
+def _starts(sequences: Sequence[IntArray]) -> list[int]:
+    """[sequences + 1] First token of each sequence, if they stand end to end, and the number of all tokens."""
+    starts: list[int] = np.cumsum([0, *map(len, sequences)]).tolist()
+    return starts
 
 
 def _input_length(batch: RolloutBatch, completion: int) -> int:
@@ -221,85 +265,9 @@ def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type[np.int64 | np.float32
     return torch.from_numpy(np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype))
 
 
-def plan_micro_batches(
-    lengths: Sequence[int], ranks: int, budget_tokens: int, *, packed: bool = False
-) -> list[list[list[int]]]:
-    """Indices of the sequences of each micro-batch: `plan[rank][micro_batch]`.
-
-    `lengths`: tokens of each sequence. A micro-batch of n sequences has n × (longest of them) ≤ `budget_tokens` tokens,
-    padding included; if it is `packed`, the sum of their lengths. A sequence longer than the budget gets its own. Every
-    rank gets the same number of micro-batches, at least one, because each has collectives; ranks with fewer get empty
-    ones. The longest come first, so that a step that does not fit in memory fails early.
-    """
-    divide = _balance if packed else _divide
-    of_ranks = [divide(share, lengths, budget_tokens) for share in _deal(lengths, ranks)]
-    count = max(1, *(len(micro_batches) for micro_batches in of_ranks))
-    return [micro_batches + [[] for _ in range(count - len(micro_batches))] for micro_batches in of_ranks]
-
-
 def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
     """Split `completions` in order into `updates` parts, one per optimizer step. Sizes differ by at most one."""
     return [part.tolist() for part in np.array_split(np.asarray(completions, np.int64), updates)]
-
-
-def _deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal the sequences to the ranks by decreasing length, back and forth, so that all get about the same number of
-    tokens."""
-    order = sorted(range(len(lengths)), key=lambda sequence: (-lengths[sequence], sequence))
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for place, sequence in enumerate(order):
-        turn, seat = divmod(place, ranks)
-        shares[seat if turn % 2 == 0 else ranks - 1 - seat].append(sequence)
-    return shares
-
-
-def _balance(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Divide `share`, which has decreasing lengths, into few micro-batches with about the same number of tokens.
-
-    Each sequence goes to the micro-batch with the fewest tokens so far.
-    """
-    least = -(-sum(lengths[sequence] for sequence in share) // budget_tokens)
-    for count in range(least, len(share) + 1):
-        micro_batches: list[list[int]] = [[] for _ in range(count)]
-        filled = [(0, place) for place in range(count)]
-        for sequence in share:
-            tokens, place = heapq.heappop(filled)
-            micro_batches[place].append(sequence)
-            heapq.heappush(filled, (tokens + lengths[sequence], place))
-        if all(tokens <= budget_tokens or len(micro_batches[place]) == 1 for tokens, place in filled):
-            return micro_batches
-    return [[sequence] for sequence in share]
-
-
-def _divide(share: Sequence[int], lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Divide `share`, which has decreasing lengths, into micro-batches with little padding.
-
-    Of all divisions in order, this is the one with the fewest tokens, padding included, where each micro-batch counts
-    as a few tokens more for its launches and collectives. One with a single sequence counts as a full one more if two
-    of that length would fit, since torch.compile compiles the layers once more for one row (16 s on an H200). Of equal
-    divisions, it is the most even one. Dynamic programming over the number of sequences divided.
-    """
-    of_share = np.asarray([lengths[sequence] for sequence in share], np.int64)
-    fixed = max(budget_tokens // _MICRO_BATCH_COST, 1)
-    cost = np.zeros(len(share) + 1, np.int64)
-    unevenness = np.zeros(len(share) + 1)
-    starts = np.zeros(len(share) + 1, np.int64)
-    for stop in range(1, len(share) + 1):
-        tokens = np.arange(stop, 0, -1) * of_share[:stop]
-        allowed = tokens <= budget_tokens
-        allowed[stop - 1] = True  # a single sequence, of any length
-        total = np.where(allowed, cost[:stop] + tokens + fixed, np.iinfo(np.int64).max)
-        if 2 * of_share[stop - 1] <= budget_tokens:
-            total[stop - 1] += budget_tokens
-        uneven = np.where(total == total.min(), unevenness[:stop] + np.square(tokens, dtype=np.float64), np.inf)
-        starts[stop] = start = uneven.argmin()
-        cost[stop], unevenness[stop] = total[start], uneven[start]
-    micro_batches: list[list[int]] = []
-    stop = len(share)
-    while stop:
-        micro_batches.append(list(share[starts[stop] : stop]))
-        stop = int(starts[stop])
-    return micro_batches[::-1]
 
 
 def token_weights(

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from rljob_trainer.policy.flash_attention_2 import Pairing
 
 _KERNELS = "vllm.vllm_flash_attn.cute.interface"
 
@@ -45,63 +46,32 @@ def kernels() -> Any:
             del sys.modules[name]
 
 
-@torch.library.custom_op("rljob::flash_attention_4", mutates_args=())
-def flash_attention_4(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Causal attention within each sequence: [T, heads, D], and the log-sum-exp of the scores, [heads, T] float32.
-
-    `query`: [T, heads, D]; `key`, `value`: [T, KV heads, D]. `bounds`: [sequences + 1] int32. `longest`: tokens of the
-    longest sequence, or more.
-    """
+def forward(query: Tensor, key: Tensor, value: Tensor, pairing: Pairing, scaling: float) -> tuple[Tensor, Tensor]:
+    """Output and normalizers, like `flash_attention_2.forward`, with a window of 0."""
     output, normalizers, *_ = kernels()._flash_attn_fwd(
-        query, key, value, return_lse=True, **_options(bounds, longest, scale)
+        query, key, value, return_lse=True, **_options(pairing, scaling)
     )
     return output, normalizers
 
 
-@flash_attention_4.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
-    output = query.new_empty(query.shape)
-    return output, query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
-
-
-@torch.library.custom_op("rljob::flash_attention_4_backward", mutates_args=())
-def _backward(
+def backward(
     output_grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
     normalizers: Tensor,
-    bounds: Tensor,
-    longest: int,
-    scale: float,
+    pairing: Pairing,
+    scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, with a window of 0."""
     grads: tuple[Tensor, Tensor, Tensor] = kernels()._flash_attn_bwd(
-        query, key, value, output, output_grad, normalizers, **_options(bounds, longest, scale)
+        query, key, value, output, output_grad, normalizers, **_options(pairing, scaling)
     )
     return grads
 
 
-@_backward.register_fake
-def _(_output_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _options(bounds: Tensor, longest: int, scale: float) -> dict[str, Any]:
-    bounds_of_both = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), bounds)
-    longest_of_both = dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
-    return {**bounds_of_both, **longest_of_both, "causal": True, "softmax_scale": scale}
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, *ctx.options = inputs
-    ctx.save_for_backward(query, key, value, *output, bounds)
-
-
-def _differentiate(ctx: Any, output_grad: Tensor, _normalizers_grad: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_backward(output_grad, *ctx.saved_tensors, *ctx.options), None, None, None
-
-
-flash_attention_4.register_autograd(_differentiate, setup_context=_save)
+def _options(pairing: Pairing, scaling: float) -> dict[str, Any]:
+    assert pairing.window == 0, "only causal attention was tried"
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    return {**dict(zip(names, pairing, strict=False)), "causal": True, "softmax_scale": scaling}

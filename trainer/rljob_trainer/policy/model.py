@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rljob_client.model_files import files_of_weights, read_config
 from rljob_trainer.algorithm.logprobs import chunked_logprobs
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.models.consistency import scaled_head_settings
-from rljob_trainer.policy import packed_attention
+from rljob_trainer.policy import packed_attention, packed_kernel
 from rljob_trainer.policy.interrupted_pass import initialize
 from rljob_trainer.policy.lora import checkpoint_name
 from rljob_trainer.policy.optimizer_state import split
@@ -39,6 +39,8 @@ class PolicyModel(nn.Module):
         """`packs`: the attention of `causal_lm` is `packed_attention`, which takes packed sequences and no padding."""
         super().__init__()
         self.packs = packs
+        has_window = getattr(causal_lm.config, "sliding_window", None) is not None
+        self.shares_prompts = packs and packed_kernel.can_share_prompts and not has_window
         self.causal_lm = causal_lm
         self._temperature = temperature
         self.chunk_tokens = chunk_tokens
@@ -48,24 +50,19 @@ class PolicyModel(nn.Module):
         input_ids: Tensor,
         hidden_rows: Tensor,
         targets: Tensor,
-        bounds: Tensor | None = None,
-        longest: int = 0,
         position_ids: Tensor | None = None,
+        sizes: Sequence[int] = (),
+        **bounds: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each of `targets`, [T] float32.
 
         `input_ids`: [B, L], padded on the right. No mask is passed, so that attention uses its fast causal kernel.
         `hidden_rows`: [T], rows of the flattened [B × L] positions that predict the targets. With packed sequences,
-        B = 1; `bounds`: [sequences + 1] int32, the first token of each, and L; `longest`: tokens of the longest, or
-        more; `position_ids`: [1, L], from 0 in each.
+        B = 1, and the other arguments are those of `packing_of`.
         """
         packing: dict[str, Any] = {}
-        if bounds is not None:
-            packing = {
-                "position_ids": position_ids,
-                **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
-                **dict.fromkeys(("max_length_q", "max_length_k"), longest),
-            }
+        if position_ids is not None:
+            packing = {"position_ids": position_ids, "sizes": torch.tensor(sizes), **bounds}
         hidden = self.causal_lm.base_model(input_ids=input_ids, use_cache=False, **packing).last_hidden_state
         return chunked_logprobs(
             hidden.flatten(0, 1).index_select(0, hidden_rows),

@@ -1,26 +1,26 @@
 """Attention over packed sequences: several, end to end in one row, each attending to itself alone.
 
-Without padding, every token that goes through the model counts. On a GPU, a kernel for sequences of different lengths
-takes their bounds; on a CPU, each sequence has its own call. The functions of transformers' models pass the
-bounds through, under the names that its own flash attention uses.
+Without padding, every token that goes through the model counts. A sequence may continue another one, so that the
+responses to a prompt share its tokens. On a GPU, a kernel for sequences of different lengths takes their bounds;
+on a CPU, each sequence has its own call. The functions of transformers' models pass the bounds through.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-from collections.abc import Callable
+from bisect import bisect_right
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rljob_trainer.policy.flash_attention_4 import flash_attention_4
+from rljob_trainer.algorithm.packing import BOUNDS, Sizes, packing_of
+from rljob_trainer.policy import flash_attention_2, flash_attention_4, packed_kernel
 
 NAME = "rljob_packed"
 """The attention implementation's name in transformers. It has no function for masks, and so gets none."""
@@ -38,9 +38,6 @@ _TOLERANCE = 0.03
 
 _FLASH_ATTENTION_4 = {9, 10}
 """Major compute capabilities with kernels of FlashAttention 4: Hopper and Blackwell."""
-
-_ASKS_FOR_SHARED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""True since torch 2.12. Before, the kernel accepts fewer heads for keys and values without an argument."""
 
 log = structlog.get_logger()
 
@@ -79,99 +76,78 @@ def packed_attention(
     value: Tensor,
     _attention_mask: None,
     *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    bounds: Tensor,
+    prompt_bounds: Tensor,
+    response_bounds: Tensor,
+    sizes: Tensor,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of the only row.
+    """Causal attention within each sequence of the only row, and to the sequence that it continues.
 
-    `query`: [1, heads, T, D]; `key` and `value`: [1, KV heads, T, D]. `cu_seq_lens_q`: [sequences + 1] int32, the first
-    token of each sequence, and T. `max_length_q`: tokens of the longest sequence, or more. Returns [1, T, heads, D] of
-    the dtype of `query`. Raises `ValueError` if scores are to be capped.
+    `query`: [1, heads, T, D]; `key` and `value`: [1, KV heads, T, D]. All bounds are int32. `bounds`: [sequences + 1]
+    the first token of each sequence, and T. `prompt_bounds`: [prompts + 1] the same for the sequences that others
+    continue; `response_bounds`: [prompts + 1] for those that continue each, counted from the first of all. `sizes`: [6]
+    int64 on the host, the fields of `Sizes`. Returns [1, T, heads, D] of the dtype of `query`. Raises `ValueError` if
+    scores are to be capped.
     """
     if softcap is not None:
         raise ValueError("expected attention without a cap of its scores")
     q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    packing = bounds, prompt_bounds, response_bounds, sizes
     if query.is_cuda:
-        return _by_kernel(q, k, v, cu_seq_lens_q, max_length_q, scaling, sliding_window)[None], None
-    return _one_by_one(q, k, v, cu_seq_lens_q.diff().tolist(), scaling, sliding_window)[None], None
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        output, _normalizers = packed_kernel.attend(q, k, v, *packing, scale, sliding_window or 0)
+        return output[None], None
+    return _one_by_one(q, k, v, *packing, scaling, sliding_window)[None], None
 
 
-def _by_kernel(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """[T, heads, D] on a GPU."""
-    kernel = _by_torch if window is not None else _kernel
-    return kernel(query, key, value, bounds, longest, scaling, window)
+def _mask(begin: int, tokens: int, window: int | None) -> Tensor | None:
+    """[tokens, begin + tokens], true where one of `tokens` after `begin` others attends; None if to all before it."""
+    if not begin and (window is None or tokens <= window):
+        return None
+    distance = torch.arange(begin, begin + tokens)[:, None] - torch.arange(begin + tokens)
+    return (distance >= 0) & (distance < (window or len(distance) + begin))
 
 
-def _by_flash_attention_4(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, _window: None
-) -> Tensor:
-    scale = query.shape[2] ** -0.5 if scaling is None else scaling
-    output: Tensor = flash_attention_4(query, key, value, bounds, longest, scale)[0]
-    return output
-
-
-def _by_torch(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """A window of 0 to the right is causal; one of w tokens reaches w − 1 to the left."""
-    left = -1 if window is None else window - 1
-    options: dict[str, Any] = {"scale": scaling, "window_size": (left, 0)}
-    if _ASKS_FOR_SHARED_HEADS:
-        options["enable_gqa"] = True
-    output: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest, **options)
-    return output  # type: ignore[no-any-return]
-
-
-_kernel: Callable[..., Tensor] = _by_torch
-
-
+@functools.cache
 def _choose_kernel(heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Choose the fastest kernel that is right with this shape. False if none is."""
-    global _kernel
-    for kernel in (_by_flash_attention_4, _by_torch):
-        if kernel is _by_flash_attention_4 and torch.cuda.get_device_capability()[0] not in _FLASH_ATTENTION_4:
-            continue
-        if _is_right(kernel, heads, kv_heads, head_dim):
-            _kernel = kernel
+    """Choose the fastest kernel that is right with this shape, at least for sequences that share no prompt. False if
+    none is."""
+    has_version_4 = torch.cuda.get_device_capability()[0] in _FLASH_ATTENTION_4
+    kernels = (flash_attention_4, flash_attention_2) if has_version_4 else (flash_attention_2,)
+    for kernel, shares in product(kernels, (True, False)):
+        packed_kernel.causal_kernel, packed_kernel.can_share_prompts = kernel, shares
+        if _is_right(heads, kv_heads, head_dim):
             return True
     return False
 
 
-def _window_mask(tokens: int, window: int | None) -> Tensor | None:
-    """[tokens, tokens], true where a token attends; None if the window covers the sequence."""
-    if window is None or tokens <= window:
-        return None
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
-    return (distance >= 0) & (distance < window)
-
-
-@functools.cache
-def _is_right(kernel: Callable[..., Tensor], heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Compare a kernel with attention in float32, forward and backward, on sequences of three lengths."""
-    lengths = [5, 130, 1]
+def _is_right(heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Compare the chosen kernel with attention in float32, forward and backward, on sequences of several lengths. If
+    prompts can be shared, two continue the first, and one the second."""
+    lengths, shares = [150, 5, 130, 1, 3, 40], packed_kernel.can_share_prompts
+    chosen = {"kernel": packed_kernel.causal_kernel.__name__, "shared_prompts": shares}
     generator = torch.Generator("cuda").manual_seed(0)
     given = [
         torch.randn(sum(lengths), count, head_dim, device="cuda", generator=generator)
         for count in (heads, kv_heads, kv_heads)
     ]
-    bounds = torch.tensor([0, 5, 135, 136], dtype=torch.int32, device="cuda")
+    packing = packing_of(lengths, [2, 1] if shares else [])
+    layout = *(packing[name].cuda() for name in BOUNDS), torch.tensor(packing["sizes"])
     try:
         query, key, value = rounded = [each.bfloat16().requires_grad_() for each in given]
-        found = [kernel(query, key, value, bounds, 256, None, None)]
+        found = [packed_kernel.attend(query, key, value, *layout, head_dim**-0.5, 0)[0]]
         found += torch.autograd.grad(found[0].float().square().sum(), rounded)
         query, key, value = exact = [each.detach().float().requires_grad_() for each in rounded]
-        expected = [_one_by_one(query, key, value, lengths)]
+        expected = [_one_by_one(query, key, value, *layout)]
         expected += torch.autograd.grad(expected[0].square().sum(), exact)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a kernel that is compiled here raises any type of exception
-        log.warning("an attention kernel for packed sequences failed", kernel=kernel.__name__, error=str(error))
+        log.warning("an attention kernel for packed sequences failed", **chosen, error=str(error))
         return False
     errors = [
         float((ours.detach().float() - theirs.detach()).abs().max() / theirs.detach().abs().max())
@@ -179,7 +155,7 @@ def _is_right(kernel: Callable[..., Tensor], heads: int, kv_heads: int, head_dim
     ]
     is_exact = all(error <= _TOLERANCE for error in errors)  # not max(), which may pass over NaN
     if not is_exact:
-        log.warning("an attention kernel for packed sequences is inexact", kernel=kernel.__name__, errors=errors)
+        log.warning("an attention kernel for packed sequences is inexact", **chosen, errors=errors)
     return is_exact
 
 
@@ -187,15 +163,27 @@ def _one_by_one(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: list[int],
+    bounds: Tensor,
+    prompt_bounds: Tensor,
+    response_bounds: Tensor,
+    sizes: Tensor,
     scaling: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """[T, heads, D]: a call for each sequence."""
+    """[T, heads, D]: a call for each sequence, on any device."""
+    prompts, responses, first = prompt_bounds.tolist(), response_bounds.tolist(), Sizes(*sizes.tolist()).first
     outputs = []
-    for sequence in zip(*(each.transpose(0, 1).split(lengths, dim=1) for each in (query, key, value)), strict=True):
-        q, k, v = (each[None] for each in sequence)
-        mask = _window_mask(q.shape[2], window)
+    for start, stop in pairwise(bounds.tolist()):
+        keys = [slice(start, stop)]
+        if first <= start < first + responses[-1]:
+            prompt = bisect_right(responses, start - first) - 1
+            keys.insert(0, slice(prompts[prompt], prompts[prompt + 1]))
+        q, k, v = (
+            torch.cat([each[rows] for rows in chosen]).transpose(0, 1)[None]
+            for each, chosen in ((query, keys[-1:]), (key, keys), (value, keys))
+        )
+        mask = _mask(k.shape[2] - q.shape[2], q.shape[2], window)
+        mask = None if mask is None else mask.to(q.device)
         shared = query.shape[1] != key.shape[1]
         outputs.append(
             scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=shared)

@@ -28,6 +28,7 @@ from rljob_trainer.algorithm.micro_batch import (
     split_updates,
     with_gradient,
 )
+from rljob_trainer.algorithm.packing import LAYOUT
 from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.algorithms.objective import LossMetrics, policy_loss, with_effective_sample_size
 from rljob_trainer.algorithms.tokens import LossFunction
@@ -120,6 +121,7 @@ class PolicyUpdate:
             max_response_tokens=self.config.algorithm.max_response_tokens,
             processed=processed,
             packed=self.model.packs,
+            shared=self.model.shares_prompts,
         )
 
     @torch.no_grad()
@@ -192,7 +194,7 @@ class PolicyUpdate:
         """Log-probability and entropy of each response token, both [T] float32. `micro_batch` is on the device."""
         packing: dict[str, Any] = {}
         if micro_batch.bounds is not None:
-            packing = {name: getattr(micro_batch, name) for name in ("bounds", "longest", "position_ids")}
+            packing = {name: getattr(micro_batch, name) for name in LAYOUT}
         with activity(Activity.FORWARD):
             logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
         return logprobs, entropy
