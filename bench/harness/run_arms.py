@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import yaml
 
 from bench.harness.record import RESULTS, record_row, require_gpus
@@ -35,6 +36,7 @@ from rljob_testing.ballast import ballast
 from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row
 from rljob_testing.plan_accuracy.jobs import LONG_PROMPTS
 from rljob_trainer.hardware import this_machine
+from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.models.checkpoint import model_dimensions
 from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
@@ -176,6 +178,7 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
             phase: statistics.median(step["seconds"].get(phase, 0.0) for step in steps) for phase in steps[0]["seconds"]
         },
         "tokens_per_second": statistics.median(step["tokens"] / step["total_seconds"] for step in steps),
+        "response_tokens": quantiles([length for step in steps for length in lengths_of(output, step["step"])]),
         "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),
         "metrics": {name: [step["metrics"].get(name) for step in steps] for name in METRICS},
         "memory": {log.stem: memory_of(log) for log in sorted((output / "memory").glob("*-*.jsonl"))},
@@ -183,6 +186,21 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
             log.stem: reserved_by_phase(log, steps[0]["step"]) for log in sorted((output / "memory").glob("*-0.jsonl"))
         },
     }
+
+
+def lengths_of(output: Path, step: int) -> list[int]:
+    """Tokens of the step's responses, if no checkpoint covers it yet."""
+    batch = RolloutJournal(output / "journal").find(step)
+    return [len(ids) for ids in batch.response_ids] if batch else []
+
+
+def quantiles(lengths: Sequence[int]) -> Row:
+    """Number, mean and quantiles of the lengths of responses."""
+    if not lengths:
+        return {}
+    shares = (5, 25, 50, 75, 95, 100)
+    found = zip((f"p{share}" for share in shares), np.percentile(lengths, shares).tolist(), strict=True)
+    return {"responses": len(lengths), "mean": statistics.mean(lengths), **dict(found)}
 
 
 def predicted(attempt: Row) -> Row:

@@ -1,17 +1,20 @@
 """TRL's GRPOTrainer for a few steps on one GPU, colocated with vLLM: seconds and GPU memory by phase.
 
-    python -m bench.programs.trl_steps CONFIG [--steps N] [--given-up-on-memory]
+    python -m bench.programs.trl_steps CONFIG [--steps N] [--prompt-tokens N] [--own-ends] [--given-up-on-memory]
 
 CONFIG: a YAML file with options of GRPOConfig and of `trl grpo` (`model_name_or_path`, `dtype`, `lora_r`), which `rljob
-plan --from trl` reads, too. All responses have the maximum length; the prompts are digits. Prints one JSON line.
+plan --from trl` reads, too. All responses have the maximum length, or, with `--own-ends`, the length at which the model
+ends them; the prompts are digits, or as long as `--prompt-tokens` says. Prints one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,21 +26,24 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": 
 import torch
 import yaml
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl
 from trl import GRPOConfig, GRPOTrainer
 
+from bench.harness.run_arms import quantiles
 from bench.harness.samplers import DeviceUse
 from rljob_trainer.telemetry.memory import first_visible_gpu
 
 PHASES = ("rollout", "update", "sync")
-PROMPT_TOKENS = 16
-"""Enough for a digit."""
+SHORT_PROMPT = 16
+"""Tokens that are enough for a digit."""
 
 
 class PhaseClock(TrainerCallback):
     """Times of the steps, and of the rollouts and syncs in them; the rest of a step is its update."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: float = math.inf) -> None:
+        """`last`: when the last step should have ended, in seconds since the epoch."""
+        self._last = last
         self.steps: list[tuple[float, float]] = []
         self.inside: list[tuple[str, float, float]] = []
         """Phase, begin and end, in seconds since the epoch."""
@@ -45,8 +51,12 @@ class PhaseClock(TrainerCallback):
     def on_step_begin(self, *_args: object, **_settings: object) -> None:
         self._begun = now()
 
-    def on_step_end(self, *_args: object, **_settings: object) -> None:
+    def on_step_end(self, _args: object, _state: object, control: TrainerControl, **_settings: object) -> None:
         self.steps.append((self._begun, now()))
+        seconds = self.steps[-1][1] - self._begun
+        print(f"step {len(self.steps)}: {seconds:.2f} s", file=sys.stderr, flush=True)
+        if time.time() + seconds > self._last:
+            control.should_training_stop = True
 
     def timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed_call(*args: Any, **settings: Any) -> Any:
@@ -89,8 +99,8 @@ def main(given: argparse.Namespace) -> None:
     responses = options["per_device_train_batch_size"] * options["gradient_accumulation_steps"]
     of_engine: dict[str, Any] = {}
     if options["use_vllm"]:
-        longest = options["max_completion_length"] + PROMPT_TOKENS
-        of_engine = {"generation_kwargs": {"ignore_eos": True}, "vllm_max_model_length": longest}
+        longest = options["max_completion_length"] + max(given.prompt_tokens, SHORT_PROMPT)
+        of_engine = {"generation_kwargs": {"ignore_eos": not given.own_ends}, "vllm_max_model_length": longest}
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         max_steps=given.steps,
@@ -104,14 +114,23 @@ def main(given: argparse.Namespace) -> None:
         **options,
     )
     prompts = responses // options["num_generations"]
-    clock = PhaseClock()
+    clock = PhaseClock(time.time() + given.seconds)
+    lengths: list[list[int]] = []
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **_others: object) -> list[float]:
+        lengths.append([len(ids) for ids in completion_ids])
+        return [float(len(set(text))) for text in completions]
+
+    def prompt(number: int) -> str:
+        return str(number % 10) * given.prompt_tokens if given.prompt_tokens else f"{number % 10}:"
+
     gpu = first_visible_gpu()
     with DeviceUse([] if gpu is None else [gpu]) as use:
         trainer = GRPOTrainer(
             model=model,
             args=config,
-            train_dataset=Dataset.from_list([{"prompt": f"{digit % 10}:"} for digit in range(prompts * given.steps)]),
-            reward_funcs=lambda completions, **_kwargs: [float(len(set(text))) for text in completions],
+            train_dataset=Dataset.from_list([{"prompt": prompt(number)} for number in range(prompts * given.steps)]),
+            reward_funcs=reward,
             peft_config=adapters(lora_rank) if lora_rank else None,
             callbacks=[clock],
         )
@@ -128,7 +147,9 @@ def main(given: argparse.Namespace) -> None:
             failure = str(error)
     row = measured(clock, use, given.warm_up_steps) | {"start_up_seconds": start_up_seconds}
     if "seconds_per_step" in row:
-        row["tokens_per_second"] = responses * config.max_completion_length / row["seconds_per_step"]
+        rates = [sum(of_step) / (ended - begun) for of_step, (begun, ended) in zip(lengths, clock.steps, strict=False)]
+        row["tokens_per_second"] = statistics.median(rates[given.warm_up_steps :])
+        row["response_tokens"] = quantiles([each for of_step in lengths[given.warm_up_steps :] for each in of_step])
     print(json.dumps(row | ({"failure": failure} if failure else {})))
 
 
@@ -166,6 +187,11 @@ if __name__ == "__main__":
     parser.add_argument("config", type=Path)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warm-up-steps", type=int, default=2, help="steps that are not counted")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=0, help="characters of each prompt, of models whose tokens these are"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no step that would end later")
+    parser.add_argument("--own-ends", action="store_true", help="responses end where the model ends them")
     parser.add_argument(
         "--given-up-on-memory",
         action="store_true",
