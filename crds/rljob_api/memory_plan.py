@@ -129,6 +129,10 @@ class MemoryPlan(ApiModel):
     """GPUs of the policy in all pods, one for each rank; without GPUs, its ranks. Absent: the number in spec.policy. It
     is larger than that number if the policy has grown (recovery.maxGpus)."""
 
+    policy_copies: PositiveCount = 1
+    """Copies of the policy's weights and optimizer state: 1, or the number of its pods. Then each pod shards a copy
+    over its GPUs, and the pods exchange nothing but the sum of gradients, once in an update."""
+
     host_memory_bytes: PositiveCount | None = Field(alias="hostMemory", default=None)
     """Memory limit of a worker's container, in bytes. Absent: the limit in its pod template."""
 

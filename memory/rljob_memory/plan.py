@@ -84,8 +84,18 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
     shares_gpu = setup.hardware.device == "cuda" and setup.work.is_colocated
     pinned = pinned_values(settings, shares_gpu=shares_gpu)
     sleeps = [pinned["rollout_sleep"]] if "rollout_sleep" in pinned else _SLEEPS if shares_gpu else _SLEEPS[:1]
+    has_shards_in_pods = setup.hardware.device == "cuda" and setup.work.ranks_per_pod > 1
+    for copies in sorted({1, setup.work.policy_pods if has_shards_in_pods else 1}):
+        yield from _choices(setup.with_work(policy_copies=copies), pinned, sleeps, shares_gpu=shares_gpu)
+
+
+def _choices(
+    setup: Setup, pinned: dict[str, Any], sleeps: Sequence[RolloutSleep], *, shares_gpu: bool
+) -> Iterator[Choice]:
+    """The choices with one number of copies of the policy's state."""
     for sleep, switches in _switches(setup, pinned, sleeps):
-        plan = _plan(setup, pinned, {**switches, **_releases(sleep, shares_gpu=shares_gpu)})
+        fixed = {**_releases(sleep, shares_gpu=shares_gpu), "policy_copies": setup.work.policy_copies}
+        plan = _plan(setup, pinned, {**switches, **fixed})
         if plan.optimizer_offload > 0 and "optimizer_offload" not in pinned:
             plan = _with_least_offload(setup, plan)
         chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}

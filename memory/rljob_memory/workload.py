@@ -47,6 +47,8 @@ class Workload:
     """The engines generate the next step during an update (`algorithm.maxStaleness`)."""
     policy_pods: int = 1
     """Pods of the policy, each on a machine of its own in the worst case."""
+    policy_copies: int = 1
+    """Copies of the policy's state (`MemoryPlan.policy_copies`)."""
     rollout_pods: int = 1
     """Pods of the engines; with topology Colocated, those of the policy."""
     kept_checkpoints: int = 2
@@ -64,6 +66,11 @@ class Workload:
     @property
     def ranks_per_pod(self) -> int:
         return -(-self.policy_ranks // self.policy_pods)
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Policy ranks that share one copy of the state."""
+        return max(self.policy_ranks // self.policy_copies, 1)
 
     @property
     def engine_processes_per_pod(self) -> int:

@@ -407,3 +407,18 @@ def _sent_kinds(policy: PolicyRank) -> dict[str, torch.dtype]:
     """Dtype of each weight that the engine gets."""
     with policy.weights_for_sync() as weights:
         return {name: tensor.dtype for name, tensor in weights}
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_a_checkpoint_of_two_copies_is_that_of_one(tmp_path: Path, moments: str) -> None:
+    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", moments=moments)
+    copied = replace(config, memory=config.memory.model_copy(update={"policy_copies": 2}))
+    with policy_processes(4, copied) as policy:
+        digest = weights_after(policy, 1, 2)
+        directory = written_checkpoint(policy, tmp_path / "checkpoint")
+        after = weights_after(policy, 3)
+        assert policy.call("load_checkpoint", directory) == [None] * 4
+        assert weights_after(policy, 3) == after
+    with policy_processes(2, config) as policy:
+        assert policy.call("load_checkpoint", directory) == [None] * 2
+        assert weights_after(policy) == digest

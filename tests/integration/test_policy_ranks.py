@@ -130,14 +130,14 @@ class PlainTraining:
         return logprobs.gather(1, torch.tensor(response).long()[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 1), (4, 2), pytest.param(4, 1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "tied", "loss", "updates_per_step"),
     [("qwen3", False, PLAIN, 1), ("llama", True, ALL_TERMS, 2)],
     ids=["untied-qwen3", "tied-llama-all-terms-two-updates"],
 )
 def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
-    tmp_path: Path, ranks: int, kind: str, tied: bool, loss: dict[str, Any], updates_per_step: int
+    tmp_path: Path, ranks: int, copies: int, kind: str, tied: bool, loss: dict[str, Any], updates_per_step: int
 ) -> None:
     model_dir = tiny_model(tmp_path / "model", kind, tied=tied)
     config = policy_config(
@@ -147,7 +147,7 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
         updates_per_step=updates_per_step,
         temperature=0.7,
         max_grad_norm=0.5,
-        memory=memory_plan(micro_batch_tokens=20, logprob_chunk_tokens=7),
+        memory=memory_plan(micro_batch_tokens=20, logprob_chunk_tokens=7, policy_copies=copies),
     )
     plain = PlainTraining(config)
     with policy_processes(ranks, config) as policy:
@@ -191,13 +191,15 @@ def broken(tokens, settings):
 """
 
 
-@pytest.mark.parametrize("ranks", [3, 5])
-def test_every_rank_gathers_the_whole_weights_bit_for_bit(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "copies"), [(3, 1), (5, 1), (4, 2)])
+def test_every_rank_gathers_the_whole_weights_bit_for_bit(tmp_path: Path, ranks: int, copies: int) -> None:
     """Rows that the ranks do not divide evenly; of five ranks, one has no row of the smallest weights."""
     model_dir = tiny_model(tmp_path / "model")
     whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).named_parameters()
     expected = {name: weight.detach().to(torch.bfloat16).view(torch.int16).numpy() for name, weight in whole}
-    with policy_processes(ranks, policy_config(model_dir, tmp_path / "run", dtype="bfloat16")) as policy:
+    memory = memory_plan(policy_copies=copies)
+    config = policy_config(model_dir, tmp_path / "run", dtype="bfloat16", memory=memory)
+    with policy_processes(ranks, config) as policy:
         for gathered in policy.run(exported_bits):
             assert list(gathered) == list(expected)
             for name, weight in gathered.items():

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.planner import WriteItem
 
+from rljob_client.errors import RunError
 from rljob_trainer.policy import checkpoint, checkpoint_layout, rank
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
@@ -271,3 +272,15 @@ def test_without_the_reset_of_fsdp_the_losses_differ(tmp_path: Path) -> None:
         policy.rejoin(undo_update=True)
         found = [policy.run(updated, step)[0]["loss"] for step in (1, 2)]
     assert found != [metrics["loss"] for metrics, _ in expected]
+
+
+def test_ranks_with_two_copies_of_the_state_leave_and_are_replaced(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    copied = replace(config, memory=config.memory.model_copy(update={"policy_copies": 2}))
+    with policy_processes(4, copied) as policy:
+        policy.run(inject, in_backward)
+        outcomes = policy.outcomes(updated, 1)
+        assert isinstance(outcomes[FAILING_RANK], torch.OutOfMemoryError)
+        assert all(isinstance(outcome, Exception) for outcome in outcomes), "none still waits for the others"
+        with pytest.raises(RunError, match="found several"):
+            policy.rejoin(undo_update=True)

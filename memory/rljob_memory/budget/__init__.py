@@ -51,6 +51,7 @@ def budget(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> Budg
 
     `copies`: that the policy keeps in host memory; by default those for which the host has room.
     """
+    setup = setup.under(plan)
     copies = copies_with_room(setup, plan) if copies is None else copies
     lines = [*gpu_lines(setup, plan), *host_lines(setup, plan, copies)]
     seconds = seconds_by_phase(setup, plan, copies)
@@ -59,7 +60,7 @@ def budget(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> Budg
 
 def gpu_budget(setup: Setup, plan: MemoryPlan) -> Budget:
     """The part of the GPUs, without seconds, for a search that asks many times."""
-    return Budget(tuple(gpu_lines(setup, plan)), {})
+    return Budget(tuple(gpu_lines(setup.under(plan), plan)), {})
 
 
 def compiles_ahead(setup: Setup, plan: MemoryPlan) -> bool:

@@ -104,18 +104,18 @@ class PolicyState:
     def casts(self) -> int:
         """Copies of float32 weights in 16 bits, which live until the backward pass."""
         each = _BFLOAT16_BYTES if self.work.casts_weights else 0
-        return each * self.model.parameters // self.work.policy_ranks
+        return each * self.model.parameters // self.work.ranks_per_copy
 
     @cached_property
     def frozen(self) -> int:
         copies = 2 if self.work.casts_weights else 1
-        return copies * self.model.frozen_bytes // self.work.policy_ranks
+        return copies * self.model.frozen_bytes // self.work.ranks_per_copy
 
     @cached_property
     def reference(self) -> int:
         has_own = self.work.reference_model and not self.model.adapter_parameters
         copies = 2 if self.work.casts_weights else 1
-        return copies * self.model.weight_bytes // self.work.policy_ranks if has_own else 0
+        return copies * self.model.weight_bytes // self.work.ranks_per_copy if has_own else 0
 
     @property
     def optimizer(self) -> int:
@@ -143,7 +143,7 @@ class PolicyState:
         return self.work.policy_ranks == 1 and self.model.bytes_per_parameter == _BFLOAT16_BYTES
 
     def _share(self, bytes_per_parameter: float) -> int:
-        return int(self.model.trained_parameters * bytes_per_parameter) // self.work.policy_ranks
+        return int(self.model.trained_parameters * bytes_per_parameter) // self.work.ranks_per_copy
 
 
 def offloads_reference(plan: MemoryPlan) -> bool:

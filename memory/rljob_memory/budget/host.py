@@ -126,6 +126,7 @@ FEWEST_COPIES = Copies(snapshot=False, checkpoint=False, frozen=False)
 
 def copies_with_room(setup: Setup, plan: MemoryPlan) -> Copies:
     """The copies for which the host has room. That for checkpoints is given up first, then that of frozen weights."""
+    setup = setup.under(plan)
     work, model, hardware = setup.work, setup.model, setup.hardware
     state = PolicyState(work, model)
     copied = 2 * state.changed + (state.changed if hardware.device == "cpu" else 0)
@@ -145,7 +146,7 @@ def host_holds(setup: Setup, plan: MemoryPlan, copies: Copies | None = None) -> 
     which every plan needs, then counts only together with an optimizer's state in host memory.
     """
     phases = ALWAYS if copies or plan.optimizer_offload else ALWAYS - {"export"}
-    copies = copies or FEWEST_COPIES
+    setup, copies = setup.under(plan), copies or FEWEST_COPIES
     lines = [line for line in _worker_lines(setup, plan, copies) if line.place == "host" and line.pod == "policy"]
     peak = max(sum(line.bytes for line in lines if phase in line.phases) for phase in phases)
     return peak * setup.work.policy_pods <= setup.hardware.host_memory_bytes * USABLE_HOST_SHARE
@@ -314,7 +315,7 @@ def _disk_lines(setup: Setup) -> Iterator[Line]:
     def line(use: str, size: int, reason: str) -> Line:
         return Line("controller", use, "disk", size, ALWAYS, reason)
 
-    checkpoint = PolicyState(work, model).changed * work.policy_ranks
+    checkpoint = PolicyState(work, model).changed * work.ranks_per_copy
     held = work.kept_checkpoints + 1
     yield line("checkpoints", held * checkpoint, f"{held} × masters and moments; one is being written")
     reason = "policy.lora.export" if work.exports_adapters else ""
@@ -329,7 +330,7 @@ def _disk_lines(setup: Setup) -> Iterator[Line]:
 
 def checkpoint_bytes(work: Workload, model: ModelShape) -> int:
     """Size of one checkpoint on disk: masters and moments of all ranks."""
-    return PolicyState(work, model).changed * work.policy_ranks
+    return PolicyState(work, model).changed * work.ranks_per_copy
 
 
 def _exported_bytes(work: Workload, model: ModelShape) -> int:

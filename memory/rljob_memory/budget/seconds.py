@@ -116,7 +116,7 @@ def _update_seconds(setup: Setup, plan: MemoryPlan) -> float:
     each = _MICRO_BATCH_SECONDS + passes * state.gradients / gpu.memory_rate
     each += _collective_bytes(work, model) / _link_rate(setup)
     stream_rate = gpu.pcie_rate * _PCIE_SHARE
-    step = 2 * state.changed / gpu.memory_rate
+    step = 2 * state.changed / gpu.memory_rate + _copy_seconds(work, state)
     step += state.offloaded_optimizer(plan) / stream_rate
     if offloads_reference(plan):
         # FSDP2 overlaps no copy of the reference on a single GPU, where it gathers nothing; on several it may.
@@ -157,12 +157,18 @@ def forward_flops(model: ModelShape, sequence_tokens: int, attention_cost: float
 
 def _collective_bytes(work: Workload, model: ModelShape) -> float:
     """Bytes that FSDP2 moves for a rank and micro-batch: weights, gathered twice, and float32 gradients, reduced."""
-    others = (work.policy_ranks - 1) / work.policy_ranks
+    others = (work.ranks_per_copy - 1) / work.ranks_per_copy
     return others * (2 * model.weight_bytes + 4 * model.trained_parameters)
 
 
 def _link_rate(setup: Setup) -> float:
-    return _NETWORK_RATE if setup.work.policy_pods > 1 else setup.hardware.gpu_type.link_rate * _LINK_SHARE
+    within_pods = setup.work.policy_pods == setup.work.policy_copies
+    return setup.hardware.gpu_type.link_rate * _LINK_SHARE if within_pods else _NETWORK_RATE
+
+
+def _copy_seconds(work: Workload, state: PolicyState) -> float:
+    """An all-reduce of a rank's gradients over the copies of the state, in a ring."""
+    return 2 * (work.policy_copies - 1) / work.policy_copies * state.gradients / _NETWORK_RATE
 
 
 def _weight_copy_seconds(setup: Setup, plan: MemoryPlan, copies: Copies) -> float:

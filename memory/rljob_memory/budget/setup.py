@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget.lines import PHASES, Budget, Phase, Pod
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
@@ -64,6 +65,11 @@ class Setup:
         """Memory that a GPU lacks, in the phase that lacks most; 0 if the budget fits, or without GPUs."""
         lack = self.gpu_lack(predicted)
         return lack.missing_bytes if lack else 0
+
+    def under(self, plan: MemoryPlan) -> Setup:
+        """The setup with the copies of the policy's state that `plan` has."""
+        same = plan.policy_copies == self.work.policy_copies
+        return self if same else self.with_work(policy_copies=plan.policy_copies)
 
     def with_work(self, **changes: object) -> Setup:
         """The setup of a job whose workload differs in `changes`."""

@@ -89,6 +89,7 @@ POLICY_GPUS = Remedy(
     phase="optimizer",
     present=values.ranks,
     bound=values.bound_of_growth,
+    brings={"policy_copies": 1},  # the GPUs are to hold less, and may not be a multiple of the copies
 )
 """The last resort: it costs the cluster resources, and acts on no cause in particular. Weights, gradients and optimizer
 state are divided among the ranks, and so are the sequences of a step."""
@@ -157,6 +158,12 @@ REMEDIES: Sequence[Remedy] = (
         "activation_checkpointing",
         (Class.ACTIVATION_SPIKE, Class.UNKNOWN),
         values.to(True, lambda case: case.in_update),
+    ),
+    # Weights and gradients pass the network in each micro-batch, instead of gradients once in an update.
+    Remedy(
+        "policy_copies",
+        (Class.OPTIMIZER_STATE, Class.FRAGMENTATION, *_BESIDE_A_KV_CACHE),
+        values.to(1, lambda case: case.plan.policy_copies > 1),
     ),
     # A copy each way per step.
     Remedy(

@@ -9,11 +9,13 @@ import pytest
 
 from rljob_api.memory_plan import MemorySettings
 from rljob_memory.budget import Setup, budget
+from rljob_memory.budget.host import host_holds
 from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice
 from rljob_memory.sizes import GIB
 from rljob_memory.workload import Workload
+from rljob_testing.memory_plans import memory_plan
 
 QWEN3_0_6B = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2, heads=16, intermediate=3072)
 QWEN3_1_7B = ModelShape(1_720_000_000, 28, 2048, 8, 128, 151_936, 2, heads=16, intermediate=6144)
@@ -120,3 +122,30 @@ def test_seconds_of_an_unnamed_gpu_are_those_of_the_closest_in_size() -> None:
     assert Hardware("cuda", 79 * GIB, 0, gpu="NVIDIA H100 80GB HBM3").gpu_type.name == "h100"
     assert Hardware("cuda", 9 * GIB, 0, gpu="NVIDIA H100 80GB HBM3 MIG 1g.10gb").gpu_type.name == "l4", "no whole H100"
     assert Hardware("cpu", 0, GIB).gpu_type.name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "pods", "copies"),
+    [(QWEN3_8B, 16, 2, 2), (QWEN3_8B, 8, 1, 1), (QWEN3_8B, 2, 2, 1), (QWEN3_32B, 4, 2, 1)],
+    ids=["8b-on-two-pods", "one-pod", "pods-with-one-gpu", "32b-does-not-fit-twice"],
+)
+def test_each_pod_has_a_copy_of_the_state_if_that_fits(model: ModelShape, ranks: int, pods: int, copies: int) -> None:
+    work = replace(LONG_STEP, prompts_per_step=64, policy_ranks=ranks, engines=ranks, policy_pods=pods)
+    choice = best_choice(MemorySettings(), setup(model, work))
+    assert choice.plan.policy_copies == copies
+    if copies > 1:
+        shared = choice.plan.model_copy(update={"policy_copies": 1})
+        apart, together = (budget(setup(model, work), plan) for plan in (choice.plan, shared))
+        assert apart.seconds("update") < together.seconds("update")
+        assert apart.bytes_of("moments", "gpu") == copies * together.bytes_of("moments", "gpu")
+        assert apart.bytes_of("checkpoints", "disk") == pytest.approx(together.bytes_of("checkpoints", "disk"))
+
+
+def test_hosts_hold_every_copy_of_a_state_that_leaves_the_gpus() -> None:
+    pods = setup(QWEN3_8B, replace(LONG_STEP, prompts_per_step=64, policy_ranks=16, engines=16, policy_pods=2))
+    needed = []
+    for copies in (1, 2):
+        plan = memory_plan(policy_copies=copies, optimizer_offload=1.0)
+        sizes = (replace(pods.hardware, host_memory_bytes=gib * GIB) for gib in range(2000))
+        needed.append(next(each.host_memory_bytes for each in sizes if host_holds(replace(pods, hardware=each), plan)))
+    assert needed[1] - needed[0] > 8 * QWEN3_8B.parameters

@@ -211,7 +211,9 @@ def _requantize(optimizer: MasterAdamW, name: str, moment: Moment, rows: Tensor)
 
 
 def _ranks(parameter: Tensor) -> int:
-    return parameter.device_mesh.size() if isinstance(parameter, DTensor) else 1
+    """Ranks that share a copy of the state."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh.size(mesh.ndim - 1) if mesh else 1
 
 
 def _blocks(parameter: Tensor) -> int:

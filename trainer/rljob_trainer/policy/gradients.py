@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from rljob_trainer.algorithm.gradient_sums import adding_to
@@ -43,9 +44,9 @@ class Gradients:
         grads = [grad for grad in self.all() if grad.numel()]
         norms = torch._foreach_norm(grads) if grads else [torch.zeros(())]
         total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-        if any(isinstance(parameter, DTensor) for parameter in self._parameters):
+        if mesh := next((each.device_mesh for each in self._parameters if isinstance(each, DTensor)), None):
             squared = total.to(self._device()) ** 2
-            dist.all_reduce(squared)
+            dist.all_reduce(squared, group=_shard_group(mesh))
             total = squared.sqrt()
         return float(total)
 
@@ -134,16 +135,22 @@ def gathered(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """
     if not (tensors and isinstance(tensors[0], DTensor)):
         return [tensor.detach().to(dtype) for tensor in tensors]
-    ranks = dist.get_world_size()
+    group = _shard_group(tensors[0].device_mesh)
+    ranks = dist.get_world_size(group)
     # FSDP2 divides rows like `torch.chunk`: the last ranks may have fewer, or none.
     sizes = [-(-len(tensor) // ranks) * (tensor.numel() // len(tensor)) for tensor in tensors]
     mine = torch.empty(sum(sizes), dtype=dtype, device=tensors[0].device)
     for part, shard in zip(mine.split(sizes), map(local, tensors), strict=True):
         part[: shard.numel()].view(shard.shape).copy_(shard)  # cast first: half the bytes to gather
     whole = torch.empty(ranks * len(mine), dtype=dtype, device=mine.device)
-    dist.all_gather_into_tensor(whole, mine)
+    dist.all_gather_into_tensor(whole, mine, group)
     parts = whole.view(ranks, -1).split(sizes, dim=1)
     return [part.reshape(-1)[: each.numel()].view(each.shape) for part, each in zip(parts, tensors, strict=True)]
+
+
+def _shard_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group of the ranks that share one copy of the state. None: all ranks."""
+    return mesh.get_group("shard") if mesh.ndim > 1 else None
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -55,7 +55,9 @@ def forget_interrupted_pass(model: nn.Module) -> None:
 def leave_group(model: nn.Module) -> None:
     """Drop the references to the process group, which would otherwise stay connected."""
     for mesh_info, registry in _places_of_groups(model):
-        _set(mesh_info, "shard_process_group", None)
+        for name in ("shard_process_group", "replicate_process_group"):
+            if hasattr(mesh_info, name):
+                _set(mesh_info, name, None)
         registry.clear()
 
 

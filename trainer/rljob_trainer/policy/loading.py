@@ -115,4 +115,9 @@ def _build(config: PolicyConfig, dtype: torch.dtype) -> PolicyModel:
 
 
 def _mesh(config: PolicyConfig, ranks: int) -> DeviceMesh:
-    return init_device_mesh(config.device, (ranks,))
+    """All ranks; with several copies of the state (copies, ranks that share one), whose parameters are sharded over the
+    last dimension."""
+    copies = config.memory.policy_copies
+    if copies == 1:
+        return init_device_mesh(config.device, (ranks,))
+    return init_device_mesh(config.device, (copies, ranks // copies), mesh_dim_names=("copy", "shard"))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.memory_plan import MemoryPlan
+from rljob_client.errors import RunError
 from rljob_trainer.algorithms.functions import loss_function
 from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
@@ -205,8 +206,11 @@ class PolicyRank:
     def rejoin(self, master_address: str, master_port: int, undo_update: bool) -> None:
         """Join a new process group after a failure of any rank, in the state before the failed work.
 
-        `undo_update`: the failed work is the latest update, which this rank may have completed.
+        `undo_update`: the failed work is the latest update, which this rank may have completed. Raises `RunError` with
+        several copies of the state, whose groups are not formed anew.
         """
+        if self.config.memory.policy_copies > 1:
+            raise RunError("expected one copy of the policy's state, found several, whose ranks do not join again")
         self._membership.leave()
         gc.collect()
         if self._on_gpu:

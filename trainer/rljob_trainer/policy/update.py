@@ -132,8 +132,9 @@ class PolicyUpdate:
 
     def _announce_backward(self, *, is_last: bool) -> None:
         """Tell FSDP if the next backward pass is the last one before an optimizer step. Until then it need not wait for
-        the sums over the ranks, and keeps embedding and head gathered."""
+        the sums over the ranks, keeps embedding and head gathered, and adds nothing over the copies of the state."""
         if isinstance(self.model, FSDPModule):
+            self.model.set_requires_all_reduce(is_last)
             self.model.set_is_last_backward(is_last)
             self.model.set_reshard_after_backward(is_last, recurse=False)
 

@@ -149,7 +149,8 @@ def first_row(parameter: Tensor) -> int:
     if not isinstance(parameter, DTensor):
         return 0
     mesh = parameter.device_mesh
-    return -(-len(parameter) // mesh.size()) * mesh.get_local_rank()
+    shard = mesh.ndim - 1
+    return -(-len(parameter) // mesh.size(shard)) * mesh.get_local_rank(shard)
 
 
 def fill_piece(piece: Piece) -> None:

@@ -180,10 +180,11 @@ def test_growth_counts_against_max_gpus_alone() -> None:
     growth = policy_growth(growing_job(), "ReplacePods")
     response = answer(
         failure(diagnosis("OptimizerState"), phase=None),
-        FIRST_PLAN,
+        FIRST_PLAN.model_copy(update={"policy_copies": 2}),
         constraints(IN_THE_OPERATOR, growth=growth, recovery={"maxAdjustments": 0}),
     )
     assert isinstance(response, Changed)
+    assert response.plan.policy_copies == 1, "the copies need not divide the new number"
     assert response.state.adjustments == 0
     assert "policyGpus 1 → 2 (generation 2, expected to free" in response.message
     assert "adjustment" not in response.message
