@@ -24,6 +24,7 @@ from rljob_trainer.roles import ray_driver
 from rljob_trainer.roles.actor import JOB_VARIABLE, spawn
 from rljob_trainer.roles.calls import result_of, serving, wait_for
 from rljob_trainer.roles.time_limit import time_limit
+from rljob_trainer.rollout.config import SEES_ALL_GPUS
 
 WORKERS = 2
 PATIENCE = 300.0
@@ -160,6 +161,18 @@ def test_only_a_role_that_asks_for_a_gpu_sees_one() -> None:
     role = ray.remote(visible_gpus)
     assert ray.get(role.options(num_gpus=0.5).remote()) == "0"
     assert ray.get(role.options(num_gpus=0).remote()) == ""
+
+
+def test_a_process_with_peers_sees_their_gpus_after_its_own() -> None:
+    def visible_gpus() -> str | None:
+        from rljob_trainer.roles.rollout_actor import put_own_gpu_first
+
+        put_own_gpu_first()
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    variables = {SEES_ALL_GPUS: "1", "CUDA_VISIBLE_DEVICES": "2,0,1"}
+    task = ray.remote(visible_gpus).options(num_gpus=0.5, runtime_env={"env_vars": variables})
+    assert ray.get(task.remote()) == "2,0,1", "Ray's only GPU is the first one of the node"
 
 
 @pytest.fixture(scope="module")

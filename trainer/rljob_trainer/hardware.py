@@ -123,6 +123,16 @@ def visible_handles() -> list[Any]:
     return present if visible is None else [_handle(name, present) for name in _names(visible)]
 
 
+def gpus_beginning_with(own: str) -> str:
+    """A value of CUDA_VISIBLE_DEVICES: `own`, which is an entry of the present value, and then the others.
+
+    Without a present value, the entries are the indices of all GPUs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(len(visible_gpus())))) if visible is None else _names(visible)
+    return ",".join([own, *(name for name in names if name != own)])
+
+
 def _names(visible: str) -> list[str]:
     """The entries of CUDA_VISIBLE_DEVICES, up to one that hides the rest."""
     names = (part.strip() for part in visible.split(","))

@@ -15,6 +15,7 @@ from rljob_trainer.rollout.config import (
     engine_arguments,
     engine_environment,
     graph_sizes,
+    peer_environment,
 )
 from rljob_trainer.rollout.engine_fields import (
     engine_args_problems,
@@ -93,9 +94,12 @@ def test_cuda_graphs_are_few_and_reach_the_largest_batch() -> None:
     assert arguments(device="cuda", engine_args={"compilation_config": own})["compilation_config"] == own
 
 
-def test_processes_of_an_engine_use_nccl_since_each_sees_one_gpu() -> None:
+def test_processes_of_an_engine_see_their_peers_gpus_for_vllms_own_all_reduce() -> None:
     shared = arguments(device="cuda", tensor_parallel_size=2)
-    assert (shared["tensor_parallel_size"], shared["disable_custom_all_reduce"]) == (2, True)
+    assert shared["tensor_parallel_size"] == 2
+    assert not shared.get("disable_custom_all_reduce")
+    assert peer_environment("cuda", 2) == {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    assert peer_environment("cuda", 1) == peer_environment("cpu", 2) == {}
     assert engine_environment("cuda")["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
     assert shared["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
     assert "pass_config" not in arguments(device="cuda")["compilation_config"]

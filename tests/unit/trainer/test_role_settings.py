@@ -15,7 +15,8 @@ from rljob_api.topology import worker_pods
 from rljob_client.errors import BadInput
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_testing.memory_plans import memory_plan
-from rljob_trainer.hardware import Machine, this_machine, visible_gpus
+from rljob_trainer.hardware import Machine, gpus_beginning_with, this_machine, visible_gpus
+from rljob_trainer.rollout.config import SEES_ALL_GPUS
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
@@ -155,6 +156,10 @@ def test_each_role_has_its_own_environment() -> None:
     made = settings(TWO_GPUS)
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments
+    assert SEES_ALL_GPUS not in made.rollout_environment
+    shared = settings(TWO_GPUS, policy={"gpusPerReplica": 2}, rollout={"tensorParallelSize": 2})
+    assert SEES_ALL_GPUS in shared.rollout_environment
+    assert SEES_ALL_GPUS not in shared.policy_environment
     given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     made = settings(TWO_GPUS, environments={"policy": given, "rollout": {}})
     assert made.policy_environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
@@ -244,6 +249,15 @@ def test_visible_gpus_are_found_by_every_name(
     assert machine.choose_device("auto") == ("cuda" if gib else "cpu")
     if visible is None:  # text with every version of the bindings
         assert [gpu.name for gpu in visible_gpus()] == ["NVIDIA H200", "NVIDIA A100"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "own", "expected"),
+    [(None, "1", "1,0"), ("1,0", "0", "0,1"), (f"{UUIDS[0]},{UUIDS[1]}", UUIDS[1], f"{UUIDS[1]},{UUIDS[0]}")],
+    indirect=["visible"],
+)
+def test_the_own_gpu_comes_first_and_all_others_follow(visible: str | None, own: str, expected: str) -> None:
+    assert gpus_beginning_with(own) == expected
 
 
 @pytest.mark.parametrize("visible", ["2", "cuda:0", "GPU-ffff", "GPU-", "MIG-ffff"], indirect=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rljob_trainer.hardware import gpus_beginning_with
 from rljob_trainer.roles.actor import long_imports
-from rljob_trainer.rollout.config import RolloutConfig
+from rljob_trainer.rollout.config import SEES_ALL_GPUS, RolloutConfig
 from rljob_trainer.rollout.engine import RolloutEngine
 from rljob_trainer.rollout.lots import EngineWork, Generated, WholeGroups
 from rljob_trainer.rollout.topology_engines import ColocatedEngine, DisaggregatedEngine
@@ -19,6 +21,7 @@ class RolloutActor(RolloutEngine):
     """The object of a rollout process, with its engine and memory log: the part that all topologies share."""
 
     def __init__(self, rank: int, config: RolloutConfig, output_dir: Path) -> None:
+        put_own_gpu_first()
         # Takes seconds, in which the policy's processes import their libraries.
         import vllm  # noqa: F401
 
@@ -98,3 +101,13 @@ class ColocatedRolloutActor(RolloutActor, ColocatedEngine):
 
 class DisaggregatedRolloutActor(RolloutActor, DisaggregatedEngine):
     """An engine with its own GPUs."""
+
+
+def put_own_gpu_first() -> None:
+    """Let CUDA call the GPU that Ray has assigned 0, if this process sees others as well. Call it before any library
+    uses CUDA."""
+    if SEES_ALL_GPUS in os.environ:
+        import ray
+
+        [own] = ray.get_gpu_ids()
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus_beginning_with(str(own))

@@ -157,13 +157,10 @@ def _default_arguments(config: RolloutConfig) -> dict[str, Any]:
         "cudagraph_capture_sizes": graph_sizes(config.max_num_seqs),
     }
     if config.tensor_parallel_size > 1:
-        # vLLM enables it if FlashInfer is installed. As for `disable_custom_all_reduce`: it opens memory of the peers.
+        # vLLM enables it if FlashInfer is installed, whose kernels were not tried with processes that Ray starts.
         compilation["pass_config"] = {"fuse_allreduce_rms": False}
     return common | {
         "gpu_memory_utilization": _START_CHECK_FRACTION,
-        # vLLM's own all-reduce kernels require that a process sees the GPUs of its peers, which Ray hides; NCCL does
-        # not.
-        "disable_custom_all_reduce": True,
         # Prefill is a step or two of a whole rollout: graphs for it cost more time than they save.
         "compilation_config": compilation,
     }
@@ -181,6 +178,15 @@ def graph_sizes(most: int) -> list[int]:
     return sorted({size for size in (*powers, *between, most) if size <= most})
 
 
+SEES_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""Variable with which Ray does not hide the other GPUs of the machine or pod from a process."""
+
+
+def peer_environment(device: str, tensor_parallel_size: int) -> dict[str, str]:
+    """Variables of a process that opens the memory of its engine's other processes, for vLLM's own all-reduce."""
+    return {SEES_ALL_GPUS: "1"} if device == "cuda" and tensor_parallel_size > 1 else {}
+
+
 def engine_environment(device: str) -> dict[str, str]:
     """Variables to set before vLLM is imported, except the number of threads. `device`: "cpu" or "cuda"."""
     common = {
@@ -193,7 +199,7 @@ def engine_environment(device: str) -> dict[str, str]:
     if device == "cuda":
         # VLLM_USE_V2_MODEL_RUNNER stays unset: vLLM 0.26 uses V2, whose sampler takes a seed for each request at no
         # cost, for all dense models, and warns in the log if a feature in rollout.engineArgs requires V1.
-        # As for `disable_custom_all_reduce`: symmetric memory takes GPUs of several processes for the same one.
+        # Symmetric memory compares the numbers of GPUs, and each process of an engine calls its own GPU 0.
         # vLLM sets the second one too, before it imports torch's compiler; a warm process has imported that.
         return common | {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     return common | {

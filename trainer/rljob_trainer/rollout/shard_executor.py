@@ -32,8 +32,8 @@ class ShardExecutor(ExecutorWithExternalLauncher):
     store_port: ClassVar[int]
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        only_visible_gpu = 0
-        return f"tcp://{ENGINE_HOST}:{self.store_port}", self.shard, only_visible_gpu
+        own_gpu = 0  # the first of those that it sees
+        return f"tcp://{ENGINE_HOST}:{self.store_port}", self.shard, own_gpu
 
 
 def shard_executor(shard: int, store_port: int) -> str:

@@ -17,7 +17,7 @@ from rljob_trainer.models.lora_targets import all_targets
 from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.roles.actor import JOB_VARIABLE
 from rljob_trainer.roles.role_processes import RoleSettings
-from rljob_trainer.rollout.config import RolloutConfig, engine_environment
+from rljob_trainer.rollout.config import RolloutConfig, engine_environment, peer_environment
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import KV_CACHE_DTYPE, QUANTIZATION
 
@@ -87,7 +87,13 @@ def role_settings(
         ),
         rollout=_rollout_config(spec, plan, model_dir, device, dtype),
         policy_environment={**named, **threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
-        rollout_environment={**named, **engine_environment(device), **threads, **allocator("rollout")},
+        rollout_environment={
+            **named,
+            **engine_environment(device),
+            **peer_environment(device, spec.rollout.tensor_parallel_size),
+            **threads,
+            **allocator("rollout"),
+        },
         output_dir=output_dir,
         bundles=hosts.bundles,
     )
