@@ -19,7 +19,7 @@ def expected_bytes(case: Case, remedy: Remedy, value: object) -> int | None:
     before = remedy.value_before(case)
     if remedy.setting.endswith("_bytes") and isinstance(before, int) and isinstance(value, int) and value > before:
         return value - before
-    freed = case.freed_bytes(remedy.setting, value, remedy.phase)
+    freed = case.freed_bytes(remedy.fields_changed(case, value), remedy.phase)
     return freed if freed is None else min(freed, _visible_bytes(case, remedy, value, freed))
 
 
@@ -30,7 +30,8 @@ def _visible_bytes(case: Case, remedy: Remedy, value: object, freed: int) -> int
     of_the_update = case.on_gpu and case.in_micro_batch and remedy.owner == "policy" and remedy.phase == "update"
     if case.setup is None or allocated is None or requested is None or not of_the_update:
         return freed
-    needed = budget(case.setup, case.plan.model_copy(update={remedy.setting: value})).in_torch("policy", "update")
+    plan = case.plan.model_copy(update=remedy.fields_changed(case, value))
+    needed = budget(case.setup, plan).in_torch("policy", "update")
     return max(allocated + requested - needed, requested // 2)
 
 

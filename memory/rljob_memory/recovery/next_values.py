@@ -205,7 +205,7 @@ def state_to_gpu(case: Case) -> float | None:
 def _share(case: Case, shares: list[float], phase: Phase) -> float | None:
     setting, need = "optimizer_offload", case.need_bytes
     possible = [share for share in shares if case.on_policys_gpu and case.has_room_for(setting, share, phase)]
-    enough = [share for share in possible if need and (case.freed_bytes(setting, share, phase) or 0) >= need]
+    enough = [share for share in possible if need and (case.freed_bytes({setting: share}, phase) or 0) >= need]
     return next(iter(enough or possible[-1:]), None)
 
 

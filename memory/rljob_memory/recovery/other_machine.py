@@ -13,6 +13,7 @@ from rljob_api.plan_change import PlanChange, RemedyStatus
 from rljob_api.quantity import quantity_value
 from rljob_memory.budget import Setup
 from rljob_memory.plan_settings import name_of, text_of
+from rljob_memory.recovery.remedies import POLICY_GPUS, REMEDIES
 from rljob_memory.recovery.state import SET_ON_PODS
 
 PlanFacts = dict[str, Any]
@@ -57,13 +58,14 @@ def rederived(plan: MemoryPlan, changes: Sequence[PlanChange | ProfileChange], f
 
 def within_limits(fresh: MemoryPlan, held: MemoryPlan, changes: Sequence[PlanChange | ProfileChange]) -> MemoryPlan:
     """`fresh` with the settings in `changes`, which led to `held`, limited: a size that was lowered is at most that of
-    `held`, one that was raised at least; switches are those of `held`."""
+    `held`, one that was raised at least; switches, and settings that a change brought, are those of `held`."""
     remedies = remedies_by_setting(changes)
     fields = [field for field in MemoryPlan.model_fields if name_of(field) in remedies]
     limits = {
         field: _limited(getattr(fresh, field), getattr(held, field), remedies[name_of(field)]) for field in fields
     }
-    return fresh.model_copy(update=limits)
+    brought = {name for each in (*REMEDIES, POLICY_GPUS) if each.name in remedies for name in each.brings}
+    return fresh.model_copy(update=limits | {name: getattr(held, name) for name in brought})
 
 
 def remedies_by_setting(changes: Sequence[PlanChange | ProfileChange]) -> dict[str, RemedyStatus]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rljob_api.plan_change import RemedyLevel, Role
 from rljob_memory.budget import Phase
 from rljob_memory.diagnosis import FailureClass as Class
-from rljob_memory.plan_settings import name_of, text_of
+from rljob_memory.plan_settings import is_pinned, name_of, text_of
 from rljob_memory.recovery import next_values as values
 from rljob_memory.recovery import pod_limits
 from rljob_memory.recovery.constraints import LEVELS
@@ -54,6 +54,13 @@ class Remedy:
     def of_the_plan(self) -> bool:
         """True if it changes the plan, as new processes do not."""
         return self.setting not in NOT_OF_THE_PLAN
+
+    def fields_changed(self, case: Case, value: object) -> dict[str, object]:
+        """New values of fields of the plan. Another trainer, which has no setup, gets that of `setting` alone."""
+        changed = {self.setting: value} if self.of_the_plan else {}
+        brought = {} if case.setup is None else self.brings
+        pins = case.constraints.settings
+        return changed | {name: brought[name] for name in brought if not is_pinned(pins, name)}
 
     def value_before(self, case: Case) -> object:
         """The value in force."""

@@ -24,7 +24,7 @@ from rljob_api.step_report import Evidence, MemoryPressure
 from rljob_memory.budget import budget
 from rljob_memory.diagnosis import FailureClass
 from rljob_memory.model_shape import with_adapters
-from rljob_memory.plan_settings import host_memory_setting, is_pinned, planned_host_memory
+from rljob_memory.plan_settings import host_memory_setting, planned_host_memory
 from rljob_memory.recovery import messages
 from rljob_memory.recovery.constraints import Constraints
 from rljob_memory.recovery.failure import Case, Changed, FailureReport, GiveUp, GiveUpReason, Response, Restart
@@ -253,9 +253,7 @@ def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | Non
 def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) -> Changed:
     assert rung.level is not None, "only a change that the caller can carry out is chosen"
     remedy = rung.remedy
-    changed: dict[str, object] = {remedy.setting: rung.value} if remedy.of_the_plan else {}
-    if case.setup is not None:
-        changed |= {name: value for name, value in remedy.brings.items() if not is_pinned(constraints.settings, name)}
+    changed = remedy.fields_changed(case, rung.value)
     plan = case.plan.model_copy(update={**changed, "generation": case.plan.generation + 1})
     change = PlanChange(
         generation=plan.generation,

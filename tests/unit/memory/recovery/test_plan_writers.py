@@ -165,6 +165,17 @@ def test_what_failed_stays_a_limit_on_a_larger_gpu(kept: dict[str, Any]) -> None
     assert plan == ON_LARGE.model_copy(update={"generation": 5, "kv_cache_bytes": 2 * GIB, **kept})
 
 
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [("policyGpus", {"policy_gpus": 16, "policy_copies": 1}), ("rolloutSleep", {"empty_cache": True})],
+)
+def test_what_a_change_brought_stays_with_it(setting: str, kept: dict[str, Any]) -> None:
+    sleeping = {"rollout_sleep": "Level2"} if setting == "rolloutSleep" else {}
+    fresh = ON_LARGE.model_copy(update={"policy_copies": 2, "empty_cache": False})
+    changed = fresh.model_copy(update={"generation": 2, **sleeping, **kept})
+    assert rederived(changed, [change(setting)], fresh) == changed
+
+
 def test_a_size_that_was_raised_stays_a_lower_limit() -> None:
     changed = ON_LARGE.model_copy(update={"generation": 2})
     raised = RemedyStatus(setting="kvCache", before="1Gi", after="2Gi")
