@@ -48,6 +48,14 @@ def with_gradient_of_the_head(setup: Setup, predicted: Budget) -> Budget:
     return replace(predicted, lines=(*predicted.lines, line))
 
 
+def with_repeated_prompts(setup: Setup, plan: MemoryPlan, predicted: Budget) -> Budget:
+    """The budget of rows that were recorded while each response repeated its prompt in an update."""
+    prompts = setup.work.prompts_per_step * setup.work.group_size
+    alone = setup.with_work(group_size=1, prompts_per_step=prompts)
+    update = budget(alone, evenly_filled(alone.work, plan)).seconds("update")
+    return replace(predicted, seconds_by_phase={**predicted.seconds_by_phase, "update": update})
+
+
 def compared(
     setup: Setup,
     plan: MemoryPlan,
@@ -55,15 +63,19 @@ def compared(
     step_seconds: float,
     *,
     matrices_summed: bool = True,
+    prompts_shared: bool = True,
 ) -> Row:
     """Predicted and measured values of a step, and their ratios, as the last columns of a row. All responses have the
     maximum length, and no checkpoint is written. Values that were not measured are left out."""
     predicted = budget(setup, evenly_filled(setup.work, plan))
     if not matrices_summed:
         predicted = with_gradient_of_the_head(setup, predicted)
+    if not prompts_shared:
+        predicted = with_repeated_prompts(setup, plan, predicted)
     return {
         "missing_bytes": setup.missing_bytes(predicted),
         "matrices_summed": matrices_summed,
+        "prompts_shared": prompts_shared,
         "step_seconds": _pair(predicted.seconds(), step_seconds),
         "phases": {
             phase: {
@@ -88,8 +100,8 @@ def compared_again(row: Row) -> Row:
         phase: {name: pair["measured"] for name, pair in values.items()} for phase, values in row["phases"].items()
     }
     plan = MemoryPlan.model_validate(row["plan"])
-    summed = row.get("matrices_summed", False)
-    again = compared(setup, plan, measured, row["step_seconds"]["measured"], matrices_summed=summed)
+    then = {name: row.get(name, False) for name in ("matrices_summed", "prompts_shared")}
+    again = compared(setup, plan, measured, row["step_seconds"]["measured"], **then)
     sync = row["phases"]["sync"] | {"host": again["phases"]["sync"]["host"]}
     return row | again | {"phases": again["phases"] | {"sync": sync}}
 
