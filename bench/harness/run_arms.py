@@ -27,12 +27,14 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_memory.budget import Phase, Setup, budget, setup_of_facts
 from rljob_memory.budget.gpu import evenly_filled
+from rljob_memory.budget.seconds import decode_step_bytes, forward_flops
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
 from rljob_memory.plan_settings import text_of
 from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
+from rljob_testing.machine import processor
 from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row
 from rljob_testing.plan_accuracy.jobs import LONG_PROMPTS
 from rljob_trainer.hardware import this_machine
@@ -165,6 +167,7 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
     lines = ledger_of(output)
     all_steps = [line for line in lines if line["kind"] == "step"]
     row: Row = {"all_seconds": [step["total_seconds"] for step in all_steps]}
+    row |= {"processor": processor(), "cores": len(os.sched_getaffinity(0))}
     if ready := [line["seconds"] for line in lines if line["kind"] == "ready"]:
         row |= {"start_up_seconds": sum(ready[0].values()), "start_up_by_part": ready[0]}
     if attempts := [line for line in lines if line["kind"] == "attempt" and line.get("plan")]:
@@ -172,6 +175,11 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
     steps = all_steps[warm_up_steps:]
     if not steps:
         return row
+    if len(steps) > 1:
+        by_phase = {phase: [step["seconds"].get(phase, 0.0) for step in steps] for phase in steps[0]["seconds"]}
+        row["quartiles"] = {"step": quartiles([step["total_seconds"] for step in steps])}
+        row["quartiles"] |= {phase: quartiles(values) for phase, values in by_phase.items()}
+        row |= use_of_gpus(attempts[0], row["quartiles"]) if attempts else {}
     return row | {
         "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
         "seconds_by_phase": {
@@ -219,6 +227,30 @@ def predicted(attempt: Row) -> Row:
             "rollout": {"rollout": found.in_torch("engine", "rollout")},
         },
     }
+
+
+def use_of_gpus(attempt: Row, seconds: Mapping[str, Sequence[float]]) -> Row:
+    """Shares of the data sheet's rates in the median step, if all responses have the maximum length; empty on a CPU.
+
+    Model flops of the update: three forward passes, without recomputation. Bandwidth of the rollout: weights, keys and
+    values of an engine's sequences, read once for each token; half of the keys and values are there on average.
+    `seconds`: quartiles by phase.
+    """
+    setup = setup_of_facts(attempt["plan_facts"]) if attempt.get("plan_facts") else None
+    if setup is None or setup.hardware.device == "cpu":
+        return {}
+    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
+    tokens, sequences = work.max_response_tokens, work.prompts_per_step * work.group_size
+    flops = 3 * forward_flops(model, tokens) * sequences * tokens / work.policy_ranks
+    read = tokens * decode_step_bytes(work, model, -(-sequences // work.engines), tokens / 2)
+    return {
+        "update_model_flops_share": flops / seconds["update"][1] / gpu.bfloat16_flops,
+        "decode_bandwidth_share": read / seconds["rollout"][1] / gpu.memory_rate,
+    }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def ledger_of(output: Path) -> list[Row]:

@@ -17,17 +17,12 @@ import json
 import math
 import os
 import re
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.harness.record import RESULTS, record, require_gpus
-from bench.harness.run_arms import ledger_of
 from bench.programs.large_models import ARMS
-from rljob_memory.budget import Setup, setup_of_facts
-from rljob_memory.budget.seconds import decode_step_bytes, forward_flops
 from rljob_testing.machine import device, processor
 from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row
 
@@ -54,7 +49,7 @@ def main() -> int:
             require_gpus(1)
         is_warm = has_compiled_code()
         row = ARMS.row(ARM, given.steps, given.smoke, given.output / ARM, given.seconds)
-        measured.write_text(json.dumps(row_of(row, ledger_of(given.output / ARM), is_warm)))
+        measured.write_text(json.dumps(row_of(row, is_warm)))
     found: Row = json.loads(measured.read_text())
     kind = device() if device().startswith(processor()) else f"{device()}, {processor()}"
     name = re.sub("[^a-z0-9]+", "-", f"{'smoke ' if given.smoke else ''}{kind}".lower()).strip("-")
@@ -97,48 +92,15 @@ def described(quartiles: Sequence[float] | None) -> str:
     return "not measured" if quartiles is None else f"{quartiles[1]:.3f} s ({quartiles[0]:.3f} to {quartiles[2]:.3f})"
 
 
-def row_of(row: Row, ledger: Sequence[Row], is_warm: bool) -> Row:
-    """Quartiles of the seconds by phase, and what tells how well they use the machine."""
-    steps = [line for line in ledger if line["kind"] == "step"][WARM_UP_STEPS:]
-    is_measured = len(steps) > 1
-    seconds = {phase: quartiles([step["seconds"][phase] for step in steps]) for phase in PHASES[1:] if is_measured}
+def row_of(row: Row, is_warm: bool) -> Row:
+    """What is compared and recorded, of what `Arms.row` measured."""
+    shares = ("idle_share_of_gpus", "update_model_flops_share", "decode_bandwidth_share")
+    kept = ("exit_code", "processor", "cores", *shares)
+    seconds = dict(row.get("quartiles", {}))
     if start := row.get("start_up_seconds"):
         seconds["start"] = [start] * 3
-    attempts = [line for line in ledger if line["kind"] == "attempt" and line.get("plan_facts")]
-    setup = setup_of_facts(attempts[-1]["plan_facts"]) if attempts else None
-    return {
-        "exit_code": row["exit_code"],
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "warm_start": is_warm,
-        "counted_steps": len(steps),
-        "seconds": seconds,
-        "idle_share_of_gpus": row.get("idle_share_of_gpus"),
-        "logprob_diff_mean": quartiles([step["metrics"]["logprob_diff_mean"] for step in steps])
-        if is_measured
-        else None,
-        **(use_of_the_gpu(setup, seconds) if setup and setup.hardware.device == "cuda" and is_measured else {}),
-    }
-
-
-def quartiles(values: Sequence[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive")
-
-
-def use_of_the_gpu(setup: Setup, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Shares of the data sheet's rates in the median step, in which all responses have the maximum length.
-
-    Model flops of the update: three forward passes, without recomputation. Bandwidth of the rollout: weights, keys and
-    values, read once for each token of the sequences, half of which are there on average.
-    """
-    work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
-    sequences = work.prompts_per_step * work.group_size
-    flops = 3 * forward_flops(model, work.max_response_tokens) * sequences * work.max_response_tokens
-    read = work.max_response_tokens * decode_step_bytes(work, model, sequences, work.max_response_tokens / 2)
-    return {
-        "update_model_flops_share": flops / seconds["update"][1] / gpu.bfloat16_flops,
-        "decode_bandwidth_share": read / seconds["rollout"][1] / gpu.memory_rate,
-    }
+    found = {name: row[name] for name in kept if name in row}
+    return found | {"warm_start": is_warm, "counted_steps": len(row["all_seconds"][WARM_UP_STEPS:]), "seconds": seconds}
 
 
 def has_compiled_code() -> bool:

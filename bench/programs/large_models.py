@@ -16,6 +16,7 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     0.6b-trl       TRL's GRPOTrainer, colocated with vLLM, float32 weights
     8b-trl         the same in bfloat16 with gradient checkpointing
     8b-trl-float32 the same with float32 weights, until it runs out of memory
+    0.6b-trl-liger, 8b-trl-liger    with Liger's kernels for layers, and without checkpointing
 
 Records one row for each arm in `bench/results/large_models.json`, after those that it already has. The first two steps
 are not counted. `--smoke`: a tiny model on any device; records nothing.
@@ -44,10 +45,13 @@ from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
 
 OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
+WITH_LIGER = {"gradient_checkpointing": False, "use_liger_kernel": True}
 TRL_ARMS: dict[str, dict[str, Any]] = {
     "0.6b-trl": {"dtype": "float32", "gradient_checkpointing": False, "per_device_train_batch_size": 16},
     "8b-trl": {"dtype": "bfloat16", "gradient_checkpointing": True, "per_device_train_batch_size": 8},
     "8b-trl-float32": {"dtype": "float32", "gradient_checkpointing": True, "per_device_train_batch_size": 8},
+    "0.6b-trl-liger": {"dtype": "float32", "per_device_train_batch_size": 32, **WITH_LIGER},
+    "8b-trl-liger": {"dtype": "bfloat16", "per_device_train_batch_size": 8, **WITH_LIGER},
 }
 MOMENTS = {"14b": "bfloat16", "8b-bfloat16": "bfloat16", "8b-int8": "int8"}
 SMALL_CARD_BYTES = 79 * GIB
@@ -74,6 +78,8 @@ def variables_of(arm: str) -> Mapping[str, str]:
 
 def trl_row(arm: str, steps: int) -> Row:
     require_package("trl")
+    if arm.endswith("-liger"):
+        require_package("liger_kernel")
     model = arm.partition("-")[0]
     chosen = TRL_ARMS[arm]
     options = {

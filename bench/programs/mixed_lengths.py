@@ -28,6 +28,7 @@ import yaml
 
 from bench.harness.record import require_package
 from bench.harness.run_arms import Arms
+from bench.programs.large_models import WITH_LIGER
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import SHAPES, generating_job
 from rljob_trainer.models.resolve import resolve_model
@@ -62,10 +63,11 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
 
 def trl_row(steps: int) -> Row:
     require_package("trl")
+    require_package("liger_kernel")
     options = {
         "model_name_or_path": str(model_with_ends("0.6b", MEAN_TOKENS)),
         "dtype": "float32",
-        "gradient_checkpointing": False,
+        **WITH_LIGER,
         "per_device_train_batch_size": 2,  # the logits of four responses of this length do not fit
         "gradient_accumulation_steps": PROMPTS * GROUP_SIZE // 2,
         "num_generations": GROUP_SIZE,
