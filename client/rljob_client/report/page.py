@@ -252,7 +252,7 @@ def _effect(change: PlanChange) -> str:
 
 def _attempts(run: RunContents) -> str:
     restored = {record.attempt: record for record in run.records if isinstance(record, RestoreRecord)}
-    ready = {record.attempt: record for record in run.records if isinstance(record, ReadyRecord)}
+    ready = {record.attempt: record for record in reversed(run.records) if isinstance(record, ReadyRecord)}
     rows = []
     for attempt in run.attempts:
         number, own = attempt.attempt, [step.step for step in run.steps if step.attempt == attempt.attempt]

@@ -75,7 +75,7 @@ class RestoreRecord(_Record):
 
 
 class ReadyRecord(_Record):
-    """The attempt's roles are up and work on a step."""
+    """The attempt's roles are up and work on a step. A later record of the attempt is of a role that started again."""
 
     kind: Literal["ready"] = "ready"
     attempt: int = Field(ge=1)

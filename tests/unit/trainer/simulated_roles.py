@@ -125,6 +125,7 @@ class SimulatedRoles:
     # --- start, change and end ---
 
     engines_sleep = False
+    ray_ended = False
 
     @property
     def up(self) -> bool:
@@ -144,6 +145,9 @@ class SimulatedRoles:
 
     def change(self, settings: object) -> None:
         self.settings_in_force.append(settings)
+
+    def can_start(self) -> bool:
+        return not self.ray_ended
 
     def rejoin_policy(self) -> None:
         self._may_fail("policy-0", "rejoin")

@@ -59,10 +59,15 @@ class Recovery:
     listener: RunListener
     save: Callable[[int], None] = lambda _step: None
     """Writes a checkpoint of the state after the given committed step, and waits for it."""
+    renewed: bool = field(default=False, init=False)
+    """A role has new processes since a process of it was lost."""
+    _renewed_in: int | None = field(default=None, init=False)
+    """The last step in which that happened."""
     _retrying: bool = field(default=False, init=False)
 
     def recover(self, failure: RunError, step: int, phase: Phase | None) -> None:
-        """Change the memory plan, record the change and apply it. The caller then retries the phase.
+        """Change the memory plan, record the change and apply it; or end the role of a lost process. The caller then
+        retries the phase.
 
         `phase` None: the roles were starting. Raises `NewAttempt` if the change needs one, and `failure`, possibly with
         an explanation, if the attempt cannot recover from it.
@@ -75,7 +80,13 @@ class Recovery:
             failure, self.directory, attempt=self.attempt, step=step, phase=phase, plan=self.changes.plan
         )
         if evidence is None:
-            raise failure
+            role, _ = role_and_rank(failure.actor)
+            if not self._may_renew(role, failure, step, phase):
+                raise failure
+            self.roles.clock.take()
+            self._renew(role)
+            self.renewed, self._renewed_in = True, step
+            return
         failure.evidence = evidence
         self.listener.failed(evidence)
         cause = evidence.diagnoses[0]
@@ -99,14 +110,7 @@ class Recovery:
             # By the cluster, and not counted: the supervisor creates the pod again, or ends the attempt.
             self.display.warning(f"Continuing without a pod: {failure}; its engine starts again when the pod is back")
             return True
-        now = datetime.now(UTC)
-        report = FailureReport(str(failure), self.attempt, now, dead=frozenset({"rollout"}), peers_work_on=True)
-        answer = respond(report, self.changes.state, self.constraints)
-        if not (isinstance(answer, Restart) and answer.of_one_process):
-            return False
-        self.changes.adopt_replacement(answer)
-        self.display.warning(f"Replacing a process: {answer.message}; its prompts move to the other engines")
-        return True
+        return self._is_replaced(failure, "rollout", "its prompts move to the other engines")
 
     def phase_done(self, step: int, phase: Phase | None) -> None:
         """Called after each phase that succeeds. Confirms the change if it is the phase that had failed."""
@@ -143,6 +147,34 @@ class Recovery:
 
     # --- steps of a recovery ---
 
+    def _is_replaced(self, failure: RunError, role: Role, effect: str) -> bool:
+        """Count the replacement of a process of `role` in this attempt. False if that is not allowed."""
+        now = datetime.now(UTC)
+        report = FailureReport(str(failure), self.attempt, now, dead=frozenset({role}), peers_work_on=True)
+        answer = respond(report, self.changes.state, self.constraints)
+        if not (isinstance(answer, Restart) and answer.of_one_process):
+            return False
+        self.changes.adopt_replacement(answer)
+        self.display.warning(f"Replacing a process: {answer.message}; {effect}")
+        return True
+
+    def _may_renew(self, role: Role, failure: RunError, step: int, phase: Phase | None) -> bool:
+        """True if new processes may take the place of those of `role`, one of which was lost.
+
+        A second loss in a step ends the attempt. After a loss in a sync, the other role may wait forever. A supervisor
+        starts the processes of its pods itself.
+        """
+        if not isinstance(failure, WorkerLost) or failure.actor is None or self.constraints.is_supervised:
+            return False
+        if phase in (None, "sync") or step == self._renewed_in or not self.roles.can_start():
+            return False
+        return self._is_replaced(failure, role, "the other role continues")
+
+    def _renew(self, role: Role) -> None:
+        self.roles.end(role)
+        if role == "policy":
+            self.checkpointing.abandon()
+
     def _adopt(self, answer: Changed, evidence: Evidence | None) -> None:
         self.changes.adopt(answer, evidence)
         self.listener.plan_changed(answer.change, answer.plan)
@@ -160,8 +192,8 @@ class Recovery:
     def _apply(self, answer: Changed, phase: Phase | None) -> None:
         self.roles.clock.take()
         for role in answer.renew:
-            self.roles.end(role)
-        if "policy" in answer.renew or phase == "checkpoint":
+            self._renew(role)
+        if phase == "checkpoint":
             self.checkpointing.abandon()
         if self.roles.policy.scattered:
             self._rejoin_policy()

@@ -16,6 +16,7 @@ from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.roles.calls import Calls, wait_for
 from rljob_trainer.roles.engine_processes import Engine, EngineProcesses
 from rljob_trainer.roles.generation import Generation, Result, WorkQueue
+from rljob_trainer.roles.ray_driver import local_ray_runs
 from rljob_trainer.roles.role_processes import (
     PolicyProcesses,
     RoleResources,
@@ -98,6 +99,10 @@ class Roles:
             self.policy.results("change_memory", memory, copy, doing="changing the policy's memory settings")
         elif self.policy.started:
             self.end("policy")  # it was constructed with the previous settings
+
+    def can_start(self) -> bool:
+        """True if Ray, which may have ended, can start processes."""
+        return local_ray_runs()
 
     def rejoin_policy(self) -> None:
         """Form a new group of the policy ranks after a failure that left their processes running.

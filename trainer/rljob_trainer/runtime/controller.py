@@ -146,6 +146,10 @@ class Controller:
         """Bring the policy to the state after the last committed step, and its weights to the engines."""
         last = self.ledger.last_step
         self._until_done(self.ledger.next_step, partial(self._make_ready, self.ledger.next_step, last, last))
+        self._record_ready()
+
+    def _record_ready(self) -> None:
+        self.recovery.renewed = False
         self.ledger.record(ReadyRecord(attempt=self.attempt, seconds=self.roles.clock.take()))
 
     def _finish(self) -> None:
@@ -327,6 +331,8 @@ class Controller:
                 self.early_warning.forget()
             else:
                 self.recovery.phase_done(step, self._phase)
+                if self.recovery.renewed:
+                    self._record_ready()
                 return result
 
     def _make_ready(self, step: int, policy_at: int | None, engines_at: int | None) -> None:
