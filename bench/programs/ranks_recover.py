@@ -9,9 +9,10 @@ Two runs of one job with two policy ranks and two engines, one after the other:
 - `killed`: an engine is lost while it generates, and later a policy rank in an update.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
-beyond the median of the steps without a failure, by part, the median of the failed phase, the processes that were
-started, and the difference of the peaks in the steps before and after. Rows of other arms are kept. `--smoke`: a tiny
-model on the CPU, 3 minutes; otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
+beyond the median of the steps without a failure, those from the failure to the end of the repeated phase, by part, the
+median of the failed phase, the processes that were started, and the difference of the peaks in the steps before and
+after. Rows of other arms are kept. `--smoke`: a tiny model on the CPU, 3 minutes; otherwise the job of
+`h200_step.yaml`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -153,6 +154,9 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
         "compilations": step["metrics"].get("compilations"),
         "processes_started": processes_started(run / "logs"),
     }
+    since = ledger[ledger.index(before) : ledger.index(step)]
+    if new := [line["seconds"] for line in since if line["kind"] == "ready"]:
+        found["parts"] = {part: round(seconds, 3) for part, seconds in new[-1].items()}
     changes = [line for line in ledger if line["kind"] == "plan_change" and line["change"]["step"] == fault["step"]]
     if not changes:
         return found
@@ -160,6 +164,7 @@ def row(arm: str, name: str, fault: dict[str, Any], ledger: list[dict[str, Any]]
     return found | {
         "level": change["level"],
         "change": f"{change['remedy']['setting']} {change['remedy']['before']} → {change['remedy']['after']}",
+        "seconds_to_recover": change["secondsToRecover"],
         "parts": {part: round(seconds, 3) for part, seconds in changes[-1]["seconds"].items()},
         "freed_bytes": freed_bytes(run / "memory" / f"policy-{fault['rank']}.jsonl", change["phase"], fault["step"]),
     }

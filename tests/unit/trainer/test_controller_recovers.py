@@ -135,6 +135,12 @@ class Measured(SimulatedRoles):
         return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
 
 
+class WithoutRay(SimulatedRoles):
+    """Roles whose Ray has ended."""
+
+    ray_ended = True
+
+
 class RecordedBatches(SimulatedRoles):
     def __init__(self, failures: dict[str, str]) -> None:
         super().__init__(failures)
@@ -526,6 +532,38 @@ def test_only_steps_whose_weights_are_lost_are_replayed(
 
 
 @pytest.mark.parametrize(
+    ("call", "updates", "engines_ended"),
+    [("update 4", [1, 2, 3, 3, 4, 5, 6], 0), ("start checkpoint", [1, 2, 1, 2, 3, 4, 5, 6], 0), ("generate 4", [], 1)],
+)
+def test_only_the_role_of_a_lost_process_starts_again(
+    tmp_path: Path, call: str, updates: list[int], engines_ended: int
+) -> None:
+    job = ResumedJob(tmp_path)
+    roles, _, printed = job.attempt(SimulatedRoles({call: DEAD}))
+    assert "Replacing a process: " in printed
+    assert "died (restart 1 of 3); the other role continues" in printed
+    assert (roles.updates, roles.engines_ended) == (updates or [1, 2, 3, 4, 5, 6], engines_ended)
+    assert (tmp_path / "ledger.jsonl").read_text().count('"kind":"ready"') == 2
+    assert job.model == undisturbed(tmp_path / "whole").model
+
+
+@pytest.mark.parametrize(
+    ("failures", "settings"),
+    [
+        ({"sync 3": DEAD}, {}),
+        ({"update 3": DEAD}, {"levels": frozenset({"Live", "RespawnRole"})}),
+        ({"update 4": DEAD, "load checkpoint": DEAD}, {}),
+    ],
+    ids=["in a sync", "with a supervisor", "twice in a step"],
+)
+def test_a_lost_process_ends_the_attempt_otherwise(
+    tmp_path: Path, failures: dict[str, str], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(WorkerLost):
+        ResumedJob(tmp_path, **settings).attempt(SimulatedRoles(failures))
+
+
+@pytest.mark.parametrize(
     ("lost_at", "damaged", "begun_at"), [(6, {4}, 2), (5, {2}, 0)], ids=["an earlier one", "the initial weights"]
 )
 def test_a_checkpoint_found_damaged_while_loading_is_not_used(
@@ -534,7 +572,7 @@ def test_a_checkpoint_found_damaged_while_loading_is_not_used(
     """The policy then has a part of it: an earlier one replaces all of that, as do new processes."""
     job = ResumedJob(tmp_path)
     with pytest.raises(WorkerLost):
-        job.attempt(SimulatedRoles({f"update {lost_at}": DEAD}))
+        job.attempt(WithoutRay({f"update {lost_at}": DEAD}))
     roles = SimulatedRoles({})
     roles.damaged = damaged
     _, _, printed = job.attempt(roles)
@@ -640,7 +678,7 @@ def test_giving_up_explains_every_change_unless_a_supervisor_decides(tmp_path: P
 
 def test_only_a_process_killed_by_the_kernel_is_a_host_memory_failure(tmp_path: Path) -> None:
     with pytest.raises(WorkerLost):
-        ResumedJob(tmp_path).attempt(SimulatedRoles({"update 3": DEAD}), kills=lambda: 3)
+        ResumedJob(tmp_path).attempt(WithoutRay({"update 3": DEAD}), kills=lambda: 3)
     kills = iter([3, 4])
     with pytest.raises(HostOutOfMemory) as failure:
         ResumedJob(tmp_path, max_adjustments=0).attempt(SimulatedRoles({"update 4": DEAD}), kills=lambda: next(kills))
