@@ -113,11 +113,11 @@ def test_changed_micro_batches_lost_and_hanging_processes_keep_the_result(
 
     assert "microBatchTokens 192 → 96 (generation 2" in run.printed
     assert "Recovered: resumed at step 2 after" in run.printed
-    assert "Restarting: policy-0 died while updating (restart 1 of 3)" in run.printed
+    assert "Replacing a process: policy-0 died while updating (restart 1 of 3); the other role" in run.printed
     hung = f"policy-0 did not finish updating within {HANG_SECONDS} s (recovery.phaseDeadlineSeconds)"
     assert f"Restarting: {hung}; it was in _hang (faults.py:" in " ".join(run.printed.split())
     assert "=== policy-0\n" in (run.output / "logs" / "stacks-step-4-update.txt").read_text()
-    assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3, 3], "the changed plan is gone on with"
+    assert [attempt["plan"]["generation"] for attempt in run.attempts] == [1, 3], "the changed plan is gone on with"
     assert [step["step"] for step in run.steps] == list(range(1, STEPS + 1))
     assert [reward for _, reward in rewards(run)] == pytest.approx([r for _, r in rewards(without_failure)], abs=1e-6)
     assert_same_weights(run, without_failure, tolerance=1e-6)
@@ -155,10 +155,9 @@ def test_a_warm_run_that_loses_its_engine_has_the_bits_of_a_cold_one(tmp_path: P
     warm = completed_run(manifest, tmp_path / "warm", "--fault=WorkerLost@rollout:2")
     logs = [run.output / "logs" / f"{role}-0.log" for run in (cold, warm) for role in ("policy", "rollout")]
     texts = [log.read_text() for log in logs]
-    assert [text.count("with its imports done") for text in texts] == [0, 0, 2, 2], "both attempts were warm"
+    assert [text.count("with its imports done") for text in texts] == [0, 0, 1, 2], "both engines were warm"
     assert "rollout-0 died" in warm.printed
-    assert warm.printed.count("starting Ray") == 1, "the second attempt uses it too"
-    for attempt in warm.attempts:
-        assert f"process {attempt['processes']['rollout-0']} with its imports done" in texts[-1]
+    [attempt] = warm.attempts
+    assert f"process {attempt['processes']['rollout-0']} with its imports done" in texts[-1]
     assert_same_ledger(warm, cold)
     assert_same_weights(warm, cold)
