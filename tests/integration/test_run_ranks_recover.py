@@ -131,7 +131,7 @@ def test_failing_and_lost_ranks_and_a_lost_engine_change_no_weight(whole: Finish
     assert [step["step"] for step in failed.steps] == [1, 2, 3, 4]
     assert len(failed.attempts) == 1
     assert "Replacing a process: policy-1 died while updating (restart 1 of 3); the other role" in failed.printed
-    assert "Replacing a process: rollout-1 died while generating (restart 2 of 3); its prompts" in failed.printed
+    assert "Replacing a process: rollout-1 died while generating (restart 1 of 3); its prompts" in failed.printed
     replayed = [line["replayed_steps"] for line in failed.ledger if line["kind"] == "restore"]
     assert [steps for steps in replayed if steps] == [2], "only the new ranks had anything to learn again"
     assert remedies(failed) == [SMALLER_POLICY, SMALLER_UPDATE, SMALLER_UPDATE, SMALLER_SYNC, SMALLER_CACHE]
