@@ -62,7 +62,7 @@ KV_CACHE = {"cuda": "4Gi", "cpu": "64Mi"}
 Row = dict[str, Any]
 
 
-class MeasuredEngine(DisaggregatedRolloutActor):
+class EngineWithModule(DisaggregatedRolloutActor):
     """A process of the role that also decodes with weights of its own, and creates a policy module."""
 
     def refuses(self) -> bool:
@@ -186,7 +186,7 @@ def measured(model_dir: Path, folder: Path, device: Literal["cpu", "cuda"], gpus
         start_local_ray(cpus=2 * gpus, gpus=gpus if device == "cuda" else 0, object_store_bytes=1 << 27)
         group = placement_group(settings.bundles)
     role = EngineProcesses(
-        f"{__spec__.name}:MeasuredEngine",
+        f"{__spec__.name}:EngineWithModule",
         gpus,
         RoleResources(group, settings.bundles, settings.gpus_per_process),
         folder / "logs",
