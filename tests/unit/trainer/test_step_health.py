@@ -136,7 +136,7 @@ def test_a_task_that_is_solved_ends_no_run(reward: float, ends: bool) -> None:
 def test_weights_that_become_nan_end_the_run_also_across_attempts(tmp_path: Path) -> None:
     job = ResumedJob(tmp_path)
     roles = Measured(range(2, STEPS + 1), **LOST)
-    roles.failures = {"generate 3": DEAD}
+    roles.failures, roles.ray_ended = {"generate 3": DEAD}, True
     with pytest.raises(WorkerLost):
         job.attempt(roles)
     assert "warning: step 2: metrics that are not finite: grad_norm" in job.printed
@@ -157,7 +157,7 @@ def test_a_job_whose_last_steps_learned_nothing_exports_no_model(tmp_path: Path)
 
 def test_a_replay_that_skips_an_update_is_refused(tmp_path: Path) -> None:
     job, lost = ResumedJob(tmp_path), Measured([])
-    lost.failures = {"generate 4": DEAD}
+    lost.failures, lost.ray_ended = {"generate 4": DEAD}, True
     with pytest.raises(WorkerLost):
         job.attempt(lost)
     expected = r"replay of step 3 to skip 0 updates .* found 1: the restored weights are damag"
