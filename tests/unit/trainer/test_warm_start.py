@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rljob_api.status import Role
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import steady_environment
 from rljob_trainer.roles.warm import setup_worker, start
@@ -105,7 +106,7 @@ def test_a_fork_is_as_the_process_that_it_stands_for(warm: start.WarmStart, tmp_
     cold = report(worker("", tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y"))
     process = worker(warm.directory, tmp_path, _REPORT, "a b", "--c", OMP_NUM_THREADS="3", RAY_X="y")
     forked = report(process)
-    assert forked["grandparent"] == warm.process.pid != cold["grandparent"]
+    assert psutil.Process(forked["grandparent"]).ppid() == warm.process.pid != cold["grandparent"]
     assert forked["pid"] != process.pid
     assert (forked["priority"], forked["blocked"]) == (19, [signal.SIGINT])
     assert forked["descriptors"] == cold["descriptors"] == [0, 1, 2]
@@ -119,7 +120,8 @@ def test_the_started_process_ends_as_its_fork_does(warm: start.WarmStart, tmp_pa
     end = f"sys.exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
     process = worker(warm.directory, tmp_path, f"import os, sys; {end}")
     assert process.wait(PATIENCE_SECONDS) == code
-    for keeper in psutil.Process(warm.process.pid).children():
+    [server] = psutil.Process(warm.process.pid).children()
+    for keeper in server.children():
         wait_until_gone(keeper.pid)  # no zombie
 
 
@@ -139,15 +141,9 @@ def test_a_fork_ends_with_the_started_process_or_its_server(warm: start.WarmStar
 
 
 def test_processes_start_cold_if_a_fork_would_differ(warm: start.WarmStart, tmp_path: Path) -> None:
-    """Because of a variable that imports read, or of a server that has threads."""
+    """Because of a variable that imports read."""
     process = worker(warm.directory, tmp_path, _REPORT, TORCH_COMPILE_DISABLE="1")
     assert report(process)["pid"] == process.pid
-    threaded = start.WarmStart(["rollout"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
-    assert threaded.process.wait(PATIENCE_SECONDS) == 1
-    assert "1 threads" in (threaded.directory / "servers.log").read_text()
-    process = worker(threaded.directory, tmp_path, _REPORT, **{setup_worker.ROLE_VARIABLE: "rollout"})
-    assert report(process)["pid"] == process.pid
-    threaded.end()
 
 
 def test_roles_share_imports_and_keep_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -166,18 +162,22 @@ def test_roles_share_imports_and_keep_their_own(monkeypatch: pytest.MonkeyPatch,
     servers.end()
 
 
-def test_a_role_whose_imports_start_a_thread_leaves_the_others_their_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("roles", [["rollout"], ["rollout", "policy"], ["policy", "rollout"]])
+def test_a_module_that_starts_a_thread_is_left_to_the_forks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roles: list[Role]
 ) -> None:
-    monkeypatch.setattr(start, "_SERVE", _SERVE)
+    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('["threaded"]', '["colorsys", "threaded", "wave"]'))
     (tmp_path / "threaded.py").write_text(_THREADED)
-    servers = start.WarmStart(["rollout", "policy"], "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
+    servers = start.WarmStart(roles, "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
     given = {"PYTHONPATH": str(tmp_path)}
     of_engine = {setup_worker.ROLE_VARIABLE: "rollout", **engine_environment("cpu")}
-    process = worker(servers.directory, tmp_path, _REPORT, **given, **of_engine)
-    assert report(process)["pid"] == process.pid, "it starts cold"
-    process = worker(servers.directory, tmp_path, _REPORT, **given)
-    assert report(process)["pid"] != process.pid
+    names = "import json, sys; print(json.dumps(['colorsys' in sys.modules, 'threaded' in sys.modules]))"
+    assert report(worker(servers.directory, tmp_path, names, **given, **of_engine)) == [True, False]
+    expected = "rollout processes import threaded themselves: its import has started the thread python"
+    assert expected in (servers.directory / "servers.log").read_text()
+    if "policy" in roles:
+        process = worker(servers.directory, tmp_path, _REPORT, **given)
+        assert report(process)["pid"] != process.pid
     servers.end()
 
 

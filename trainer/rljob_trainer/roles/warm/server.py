@@ -1,8 +1,8 @@
 """The server of a role: imports its libraries, then forks a process for each request of `setup_worker.py`.
 
 The first role's server imports what the roles share, and forks those of the others, so that torch is imported once. A
-forked process can use neither the threads nor the CUDA context of its parent. If an import has created one of them, the
-server exits, and role processes start without it.
+forked process can use neither the threads nor the CUDA context of its parent. Modules whose import creates one of them
+depend on versions and drivers: the imports are done in a fork, which another one without such a module replaces.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ _PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *(f"{name.upper()}_" for na
 _REQUEST_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _CUDA_NOT_INITIALIZED = 3
+_OBSTACLE = 100
+"""Exit code of a fork whose first module is not to be imported; that of the second is one more."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -119,13 +121,7 @@ def main(roles: Mapping[Role, int], variables: Mapping[Role, Mapping[str, str]],
     os.environ.update(variables[role])
     for other in listeners.keys() - {role}:
         listeners.pop(other).close()
-    _import([*MODULES[role], *(VLLM if role == "rollout" and device == "cpu" else ())])
-    if obstacle := obstacle_to_forks():
-        listeners[role].close()
-        print(f"{role} processes start without this server: {obstacle}", flush=True)
-        with suppress(ChildProcessError):
-            os.wait()  # servers of other roles would end with this process
-        sys.exit(1)
+    _continue_with([*MODULES[role], *(VLLM if role == "rollout" and device == "cpu" else ())], role)
     before |= variables[role]
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _run(serve(listeners[role], before, changed))
@@ -134,13 +130,32 @@ def main(roles: Mapping[Role, int], variables: Mapping[Role, Mapping[str, str]],
 def _forked_role(role: Role, others: Sequence[Role]) -> Role:
     """Fork a server for each of the other roles. Returns the role that this process serves."""
     if obstacle := obstacle_to_forks():
-        sys.exit(f"role processes start without servers: {obstacle}")
+        sys.exit(f"role processes start without servers: torch: {obstacle}")
     server = os.getpid()
     for other in others:
         if os.fork() == 0:
             _end_with(server)
             return other
     return role
+
+
+def _continue_with(modules: Sequence[str], role: Role) -> None:
+    """Return in a fork that has imported `modules`, except those after which it could not fork. This process ends with
+    it."""
+    server, left = os.getpid(), list(modules)
+    while True:
+        if (fork := os.fork()) == 0:
+            _end_with(server)
+            for place, module in enumerate(left):
+                _import([module])
+                if obstacle := obstacle_to_forks():
+                    print(f"{role} processes import {module} themselves: {obstacle}", flush=True)
+                    os._exit(_OBSTACLE + place)
+            return
+        place = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) - _OBSTACLE
+        if not 0 <= place < len(left):
+            os._exit(1)
+        del left[place]
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -155,12 +170,14 @@ def _import(modules: Sequence[str]) -> None:
 
 def obstacle_to_forks() -> str | None:
     """A reason not to fork this process; None if there is none."""
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        return f"an import has started {threads - 1} threads"
+    threads = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+    if threads:
+        with suppress(OSError):  # it has ended
+            return f"its import has started the thread {(threads[0] / 'comm').read_text(encoding='utf-8').strip()}"
     with suppress(OSError):
         found = ctypes.c_int()
         if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(found)) != _CUDA_NOT_INITIALIZED:
-            return "an import has initialized CUDA"
+            return "its import has initialized CUDA"
     return None
 
 
