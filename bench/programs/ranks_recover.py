@@ -6,7 +6,7 @@ Two runs of one job with two policy ranks and two engines, one after the other:
 
 - `live`: rank 1 runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own. The
   ranks leave the collective, restore their state and form a new group.
-- `killed`: an engine is lost while it generates, and later a policy rank in an update.
+- `killed`: a policy rank is lost in an update, and later an engine while it generates.
 
 Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
 beyond the median of the steps without a failure, those from the failure to the end of the repeated phase, by part, the
@@ -34,7 +34,6 @@ from bench.harness.run_arms import complete_lines, ledger_of
 from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("live", "killed")
-STEPS = 8
 TIMEOUT_SECONDS = 900
 OUT_OF_MEMORY = {
     "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
@@ -42,8 +41,8 @@ OUT_OF_MEMORY = {
     "sync": {"class": "WeightSyncSpike", "phase": "sync", "step": 7, "rank": 1},
 }
 KILLED = {
-    "engine killed": {"class": "WorkerLost", "phase": "rollout", "step": 3, "rank": 1},
-    "policy rank killed": {"class": "WorkerLost", "phase": "update", "step": 5, "rank": 1},
+    "policy rank killed": {"class": "WorkerLost", "phase": "update", "step": 3, "rank": 1},
+    "engine killed": {"class": "WorkerLost", "phase": "rollout", "step": 5, "rank": 1},
 }
 PINNED = {
     "optimizerOffload": "Disabled",
@@ -88,7 +87,7 @@ def main(arms: list[str], smoke: bool, output: Path, runs: Path) -> None:
         of_arm = rows_of(arm, runs / arm, smoke)
         rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
         # After each arm, so that its result is kept if a later one fails.
-        path = record(name, rows, f"{manifest_of(smoke).name}, {STEPS} steps, two ranks", output, gpus)
+        path = record(name, rows, f"{manifest_of(smoke).name}, two ranks", output, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
@@ -125,7 +124,7 @@ def write_job(faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
     spec = job["spec"]
     pods = {"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}
     spec["policy"] = spec.get("policy", {}) | pods
-    spec["algorithm"]["steps"] = STEPS
+    spec["algorithm"]["steps"] = 1 + max(fault["step"] for fault in faults)
     spec["checkpoint"] = {"everySteps": 2}
     spec["recovery"] = {"maxAdjustments": 20}
     spec["faultInjection"] = {"enabled": True, "faults": faults}
