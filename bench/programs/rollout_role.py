@@ -41,7 +41,7 @@ from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.roles.calls import wait_for
 from rljob_trainer.roles.engine_processes import EngineProcesses
 from rljob_trainer.roles.ray_driver import start_local_ray
-from rljob_trainer.roles.role_processes import RoleResources, placement_group
+from rljob_trainer.roles.role_processes import RoleResources, RoleSettings, placement_group
 from rljob_trainer.roles.rollout_actor import DisaggregatedRolloutActor
 from rljob_trainer.roles.warm.start import start_warm
 from rljob_trainer.rollout.synced_weights import WeightsNotSynced
@@ -160,69 +160,73 @@ def measured(model_dir: Path, folder: Path, device: Literal["cpu", "cuda"], gpus
     setup = Setup(workload_of(spec), dimensions.shape(2, 0), hardware)
     plan = first_plan(spec.memory, setup)
     bundle: dict[str, float] = {"CPU": 2, "GPU": 1} if device == "cuda" else {"CPU": 2}
+    hosts = RoleHosts(
+        machine=machine,
+        engine_machine=machine,
+        device=device,
+        ranks=1,
+        engine_processes=gpus,
+        torch_version=torch_version(),
+        bundles=(bundle,) * gpus,
+        shared_memory_bytes=0,
+        may_compile=torch_may_compile(),
+    )
     settings = role_settings(
         spec,
         plan,
         model_dir=model_dir,
         output_dir=folder,
-        hosts=RoleHosts(
-            machine=machine,
-            engine_machine=machine,
-            device=device,
-            ranks=1,
-            engine_processes=gpus,
-            torch_version=torch_version(),
-            bundles=(bundle,) * gpus,
-            shared_memory_bytes=0,
-            may_compile=torch_may_compile(),
-        ),
+        hosts=hosts,
         parameters=dimensions.parameters,
         allocator_environments={},
     )
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    predicted = budget(setup, plan)
+    row: Row = {
+        "predicted": {
+            "engine_in_torch_bytes": predicted.in_torch("engine", "rollout"),
+            "gpu_bytes": predicted.total("gpu", "rollout", pod="rollout"),
+            "host_bytes": predicted.total("host", "rollout", pod="rollout"),
+            "bfloat16_module_bytes": 2 * dimensions.parameters // gpus,
+            "float32_module_bytes": 4 * dimensions.parameters // gpus,
+        }
+    }
     clock = PartClock()
-    start_warm(("rollout",), device)
-    with clock.part("ray"):
-        start_local_ray(cpus=2 * gpus, gpus=gpus if device == "cuda" else 0, object_store_bytes=1 << 27)
-        group = placement_group(settings.bundles)
-    role = EngineProcesses(
-        f"{__spec__.name}:EngineWithModule",
-        gpus,
-        RoleResources(group, settings.bundles, settings.gpus_per_process),
-        folder / "logs",
-        gpus,
-    )
-    role.configure(settings.rollout_environment, settings.rollout, folder)
-    with clock.part("processes"):
-        wait_for(role.start(), "starting")
+    role = started_role(settings, folder, clock)
     try:
         with clock.part("engine"):
             [engine] = role.engines
             wait_for(role.load(engine), "starting the engine")
-        seconds = {part: round(each, 2) for part, each in clock.take().items()}
-        print(json.dumps({"seconds": seconds}), flush=True)
-        row: Row = {"start_seconds": seconds, "alone_after_start": role.results("memory", doing="measuring")}
+        row["start_seconds"] = {part: round(seconds, 2) for part, seconds in clock.take().items()}
         row["refuses_before_sync"] = all(role.results("refuses", doing="generating").values())
         row["decoding_ms"] = role.results("decoding_milliseconds", 4, doing="generating")[engine[0]]
         row["alone"] = role.results("memory", doing="measuring")
-        print(json.dumps(row), flush=True)
-        predicted = budget(setup, plan)
-        row["predicted"] = {
-            "engine_in_torch_bytes": predicted.in_torch("engine", "rollout"),
-            "gpu_bytes": predicted.total("gpu", "rollout", pod="rollout"),
-            "host_bytes": predicted.total("host", "rollout", pod="rollout"),
-        }
-        for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        for dtype in ("bfloat16", "float32"):
+            print(json.dumps(row), flush=True)
             row[f"with_{dtype}_module"] = role.results("with_module", dtype, doing="creating the policy's module")
-            row["predicted"][f"{dtype}_module_bytes"] = size * dimensions.parameters // gpus
-            print(json.dumps(row[f"with_{dtype}_module"]), flush=True)
-    except (OutOfMemory, RuntimeError) as failure:
-        row = {"failed": str(failure)[:500]}
+    except OutOfMemory as failure:
+        row["failed"] = str(failure)[:500]
     finally:
         for log in sorted((folder / "logs").glob("*.log")):
             print(log.read_text(errors="replace")[-1500:], file=sys.stderr)
         role.end()
     return row
+
+
+def started_role(settings: RoleSettings, folder: Path, clock: PartClock) -> EngineProcesses:
+    """The processes of one engine, whose objects are constructed."""
+    gpus = settings.engine_processes
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    start_warm(("rollout",), settings.policy.device)
+    with clock.part("ray"):
+        on_gpus = gpus if settings.gpus_per_process else 0
+        start_local_ray(cpus=2 * gpus, gpus=on_gpus, object_store_bytes=1 << 27)
+        group = placement_group(settings.bundles)
+    resources = RoleResources(group, settings.bundles, settings.gpus_per_process)
+    role = EngineProcesses(f"{__spec__.name}:EngineWithModule", gpus, resources, folder / "logs", gpus)
+    role.configure(settings.rollout_environment, settings.rollout, folder)
+    with clock.part("processes"):
+        wait_for(role.start(), "starting")
+    return role
 
 
 def job(device: str, gpus: int) -> dict[str, Any]:
