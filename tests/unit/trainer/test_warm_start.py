@@ -12,14 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
+import torch
 
 from rljob_api.status import Role
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import steady_environment
-from rljob_trainer.roles.warm import setup_worker, start
+from rljob_trainer.hardware import Device
+from rljob_trainer.roles.warm import server, setup_worker, start
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences
 from rljob_trainer.rollout.config import engine_environment
 
@@ -219,3 +222,18 @@ def test_only_variables_that_imports_ignore_may_differ() -> None:
     given = {"HOME": "/root", "RAY_JOB_ID": "1", "PYTORCH_CUDA_ALLOC_CONF": "x", "NCCL_NVLS_ENABLE": "0"}
     assert differences(given, own) == ["VLLM_LOGGING_LEVEL"]
     assert differences(own | {"LD_PRELOAD": "x.so"}, own) == ["LD_PRELOAD"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_that_asks_for_gpus_does_not_initialize_cuda(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / f"asking_{device}.py").write_text("import torch\nanswer = torch.cuda.is_available()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = Mock(side_effect=AssertionError("CUDA would be initialized"))
+    monkeypatch.setattr(torch.cuda, "is_available", asked)
+    loaded = {name: sys.modules[name] for name in server.IMPORTED_IN_FORKS if name in sys.modules}
+    server._import([f"asking_{device}"], device)
+    sys.modules.update(loaded)
+    assert sys.modules[f"asking_{device}"].answer is (device == "cuda")
+    assert torch.cuda.is_available is asked

@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,12 +116,12 @@ def main(roles: Mapping[Role, int], variables: Mapping[Role, Mapping[str, str]],
     before = dict(os.environ)
     role, *others = listeners
     if others:
-        _import(_SHARED)
+        _import(_SHARED, device)
         role = _forked_role(role, others)
     os.environ.update(variables[role])
     for other in listeners.keys() - {role}:
         listeners.pop(other).close()
-    _continue_with([*MODULES[role], *(VLLM if role == "rollout" and device == "cpu" else ())], role)
+    _continue_with([*MODULES[role], *(VLLM if role == "rollout" and device == "cpu" else ())], role, device)
     before |= variables[role]
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _run(serve(listeners[role], before, changed))
@@ -139,7 +139,7 @@ def _forked_role(role: Role, others: Sequence[Role]) -> Role:
     return role
 
 
-def _continue_with(modules: Sequence[str], role: Role) -> None:
+def _continue_with(modules: Sequence[str], role: Role, device: Device) -> None:
     """Return in a fork that has imported `modules`, except those after which it could not fork. This process ends with
     it."""
     server, left = os.getpid(), list(modules)
@@ -147,7 +147,7 @@ def _continue_with(modules: Sequence[str], role: Role) -> None:
         if (fork := os.fork()) == 0:
             _end_with(server)
             for place, module in enumerate(left):
-                _import([module])
+                _import([module], device)
                 if obstacle := obstacle_to_forks():
                     print(f"{role} processes import {module} themselves: {obstacle}", flush=True)
                     os._exit(_OBSTACLE + place)
@@ -158,14 +158,27 @@ def _continue_with(modules: Sequence[str], role: Role) -> None:
         del left[place]
 
 
-def _import(modules: Sequence[str]) -> None:
+def _import(modules: Sequence[str], device: Device) -> None:
     """Import `modules`, without the libraries that only forks may import."""
     sys.modules.update(dict.fromkeys(IMPORTED_IN_FORKS))  # type: ignore[arg-type]
-    with long_imports():
+    with long_imports(), _told_of_gpus(device):
         for module in modules:
             importlib.import_module(module)
     for module in IMPORTED_IN_FORKS:
         del sys.modules[module]
+
+
+@contextmanager
+def _told_of_gpus(device: Device) -> Iterator[None]:
+    """torch._inductor asks for GPUs while it is imported (torch 2.11), and the answer would initialize CUDA."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    asked, torch.cuda.is_available = torch.cuda.is_available, lambda: device == "cuda"
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asked
 
 
 def obstacle_to_forks() -> str | None:
