@@ -554,13 +554,20 @@ def test_only_the_role_of_a_lost_process_starts_again(
         ({"update 3": DEAD}, {"levels": frozenset({"Live", "RespawnRole"})}),
         ({"update 4": DEAD, "load checkpoint": DEAD}, {}),
     ],
-    ids=["in a sync", "with a supervisor", "twice in a step"],
+    ids=["in a sync", "with a supervisor", "while it starts"],
 )
 def test_a_lost_process_ends_the_attempt_otherwise(
     tmp_path: Path, failures: dict[str, str], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(WorkerLost):
         ResumedJob(tmp_path, **settings).attempt(SimulatedRoles(failures))
+
+
+def test_a_second_lost_process_in_a_step_ends_the_attempt(tmp_path: Path) -> None:
+    roles = SimulatedRoles({"update 4": DEAD})
+    roles.later = {"update 4": DEAD}
+    with pytest.raises(WorkerLost):
+        ResumedJob(tmp_path).attempt(roles)
 
 
 @pytest.mark.parametrize(

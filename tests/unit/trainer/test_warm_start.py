@@ -169,13 +169,16 @@ def test_roles_share_imports_and_keep_their_own(monkeypatch: pytest.MonkeyPatch,
 def test_a_module_that_starts_a_thread_is_left_to_the_forks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roles: list[Role]
 ) -> None:
-    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('["threaded"]', '["colorsys", "threaded", "wave"]'))
-    (tmp_path / "threaded.py").write_text(_THREADED)
+    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('["threaded"]', '["first", "threaded", "last"]'))
+    for name, text in {"first": "", "threaded": _THREADED, "last": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
     servers = start.WarmStart(roles, "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
     given = {"PYTHONPATH": str(tmp_path)}
     of_engine = {setup_worker.ROLE_VARIABLE: "rollout", **engine_environment("cpu")}
-    names = "import json, sys; print(json.dumps(['colorsys' in sys.modules, 'threaded' in sys.modules]))"
-    assert report(worker(servers.directory, tmp_path, names, **given, **of_engine)) == [True, False]
+    names = (
+        "import json, sys; print(json.dumps([name for name in ('first', 'threaded', 'last') if name in sys.modules]))"
+    )
+    assert report(worker(servers.directory, tmp_path, names, **given, **of_engine)) == ["first", "last"]
     expected = "rollout processes import threaded themselves: its import has started the thread python"
     assert expected in (servers.directory / "servers.log").read_text()
     if "policy" in roles:
