@@ -300,7 +300,7 @@ def _update_of(policy: PolicyRank, batch: RolloutBatch, shares: bool) -> tuple[d
         metrics.add(update._backward(micro_batch, None))
     gradients = np.concatenate([gradient.numpy().copy() for gradient in policy._optimizer.gradients.all()])
     policy._optimizer.gradients.clear()
-    return metrics.over_ranks(1, {}), gradients, sum(each.input_ids.numel() for each in micro_batches)
+    return metrics.over_ranks(1, 1, {}), gradients, sum(each.input_ids.numel() for each in micro_batches)
 
 
 def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
@@ -385,7 +385,7 @@ def _metrics_over_ranks(policy: PolicyRank, broken: int) -> dict[str, float]:
     value = torch.tensor(np.nan if policy.rank == broken else 1.0)
     metrics = UpdateMetrics(detached=True)
     metrics.add(LossMetrics(sums={"sum": value}, maxima={"maximum": value}))
-    return metrics.over_ranks(1, {"count": 2 + policy.rank})
+    return metrics.over_ranks(1, 1, {"count": 2 + policy.rank})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

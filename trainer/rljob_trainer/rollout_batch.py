@@ -124,6 +124,10 @@ class RolloutBatch:
     """Position, in the sequence of all prompts of the job, of the first prompt that a later step can have. 0: steps
     have equal numbers of prompts."""
 
+    parts: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[prompts] The part of the update that has each group, from 0: parts are added to the gradient one after the
+    other. Empty: there is one part, or `algorithm.updatesPerStep` divides the step."""
+
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the generation and of the rewards, by name."""
 
@@ -200,6 +204,7 @@ class RolloutBatch:
             reward_errors=self.reward_errors,
             weights_version=-1 if self.weights_version is None else self.weights_version,
             prompts_drawn=self.prompts_drawn,
+            parts=self.parts,
             metric_names=np.asarray(list(self.metrics), np.str_),
             metric_values=np.asarray(list(self.metrics.values()), np.float64),
             token_versions=_flat(self.token_versions, np.int32),
@@ -233,6 +238,7 @@ class RolloutBatch:
                 else [],
                 left=_loaded_groups(saved),
                 prompts_drawn=int(saved["prompts_drawn"]),
+                parts=saved["parts"] if "parts" in saved else np.zeros(0, np.int32),  # of an earlier version
                 metrics=dict(zip(saved["metric_names"].tolist(), saved["metric_values"].tolist(), strict=True)),
             )
 

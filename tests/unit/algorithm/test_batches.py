@@ -13,11 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.algorithms import LossAggregation
 from rljob_trainer.algorithm.division import plan_micro_batches, plan_with_shared_prompts
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
     dropped_tokens,
+    loss_normalizer,
     micro_batches_of,
     split_updates,
     token_weights,
@@ -329,8 +331,10 @@ def test_tokens_with_finite_logprobs_or_completions_weigh_alike(
     logprobs: list[list[float]], token_mean: list[list[float]], sequence_mean: list[list[float]], dropped: int
 ) -> None:
     arrays = [np.array(each, np.float32) for each in logprobs]
-    for aggregation, expected in (("TokenMean", token_mean), ("SequenceMean", sequence_mean)):
-        found: list[npt.NDArray[np.float32]] = token_weights(arrays, aggregation)  # type: ignore[arg-type]
+    of: dict[LossAggregation, list[list[float]]] = {"TokenMean": token_mean, "SequenceMean": sequence_mean}
+    for aggregation, expected in of.items():
+        normalizer = loss_normalizer(arrays, aggregation)
+        found: list[npt.NDArray[np.float32]] = token_weights(arrays, aggregation, normalizer)
         for weights, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(weights, wanted, rtol=1e-6)
     assert dropped_tokens(arrays) == dropped

@@ -134,6 +134,16 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
     assert optimizer.gradients.norm() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("max_norm", "expected"), [(10.0, [3.0, 4.0]), (1.0, [0.6, 0.8])])
+def test_gradients_are_normalized_before_they_are_clipped(max_norm: float, expected: list[float]) -> None:
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(2))})
+    gradients = optimizer_of(model).gradients
+    (model["weight"] * torch.tensor([21.0, 28.0])).sum().backward()
+    gradients.clip(gradients.norm() / 7, max_norm, 7)
+    [found] = gradients.all()
+    assert found.tolist() == pytest.approx(expected)
+
+
 def test_moments_in_8_bits_take_a_quarter_of_float32() -> None:
     model = nn.ParameterDict({"weight": nn.Parameter(torch.zeros(64, 256))})
     assert optimizer_of(model, moments="int8").state.nbytes == 64 * 256 * 2 * (1 + 4 / 256)

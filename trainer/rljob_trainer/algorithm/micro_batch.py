@@ -107,6 +107,7 @@ def micro_batches_of(
     aggregation: LossAggregation,
     max_response_tokens: int | None = None,
     processed: Sequence[int] | None = None,
+    normalized: bool = True,
     packed: bool = False,
     shared: bool = False,
 ) -> Iterator[MicroBatch]:
@@ -115,14 +116,17 @@ def micro_batches_of(
 
     `processed`: the part of `completions` that is in the micro-batches (see `with_gradient`); None: all. The loss is
     normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
-    `processed`. `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them.
-    `shared`: they may have their prompt in common, if that saves tokens. `max_response_tokens`: see `token_weights`.
+    `processed`. `normalized` False: by nothing, since the whole step is not known yet (`loss_normalizer`).
+    `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them. `shared`: they may
+    have their prompt in common, if that saves tokens. `max_response_tokens`: see `loss_normalizer`.
     """
-    logprobs = [batch.rollout_logprobs[completion] for completion in completions]
-    loss_weights = dict(zip(completions, token_weights(logprobs, aggregation, max_response_tokens), strict=True))
     chosen = completions if processed is None else processed
-    of_chosen = [batch.rollout_logprobs[completion] for completion in chosen]
-    mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean"), strict=True))
+    logprobs, of_chosen = ([batch.rollout_logprobs[each] for each in part] for part in (completions, chosen))
+    by, by_means = 1, 1
+    if normalized:
+        by, by_means = loss_normalizer(logprobs, aggregation, max_response_tokens), kept_tokens(of_chosen)
+    loss_weights = dict(zip(completions, token_weights(logprobs, aggregation, by), strict=True))
+    mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean", by_means), strict=True))
     lengths = [_input_length(batch, completion) for completion in chosen]
     if packed and shared:
         groups = [completion // batch.group_size for completion in chosen]
@@ -163,16 +167,20 @@ def completions_with_tokens(batch: RolloutBatch) -> list[int]:
     return [completion for completion, response in enumerate(batch.response_ids) if len(response) and kept[completion]]
 
 
-def with_gradient(batch: RolloutBatch, completions: Sequence[int], algorithm: AlgorithmSpec) -> list[int]:
+def contributing(batch: RolloutBatch, completions: Sequence[int], algorithm: AlgorithmSpec) -> list[int]:
     """The `completions` that contribute to the gradient of a scored batch.
 
     Without a KL or entropy term, the loss of a completion is a multiple of its advantage: if that is 0, as in a group
-    with equal rewards, its gradient is 0 as well. If none contributes, the first is kept, so that there are metrics. A
-    loss of the user may have any gradient.
+    with equal rewards, its gradient is 0 as well. A loss of the user may have any gradient.
     """
     if algorithm.kl_coefficient or algorithm.entropy_coefficient or algorithm.loss is not None:
         return list(completions)
-    return [completion for completion in completions if batch.advantages[completion]] or list(completions[:1])
+    return [completion for completion in completions if batch.advantages[completion]]
+
+
+def with_gradient(batch: RolloutBatch, completions: Sequence[int], algorithm: AlgorithmSpec) -> list[int]:
+    """The same. If none contributes, the first is kept, so that there are metrics."""
+    return contributing(batch, completions, algorithm) or list(completions[:1])
 
 
 def _collate(
@@ -270,32 +278,46 @@ def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.asarray(completions, np.int64), updates)]
 
 
-def token_weights(
+def loss_normalizer(
     rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation, max_response_tokens: int | None = None
+) -> int:
+    """Divisor of the loss of an update. `rollout_logprobs`: [tokens] of each of its completions.
+
+    `TokenMean`: its tokens (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`: its completions with a token (GRPO, arXiv
+    2402.03300 eq. 3). `ConstantLength`: these × `max_response_tokens` (Dr. GRPO, arXiv 2503.20783). Tokens whose
+    log-probability from the engine is not finite are dropped, and not counted.
+    """
+    if aggregation == "TokenMean":
+        return kept_tokens(rollout_logprobs)
+    completions = max(sum(bool(np.isfinite(logprobs).any()) for logprobs in rollout_logprobs), 1)
+    if aggregation == "SequenceMean":
+        return completions
+    if max_response_tokens is None:
+        raise ValueError("expected max_response_tokens for ConstantLength, found None")
+    return completions * max_response_tokens
+
+
+def token_weights(
+    rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation, normalizer: int
 ) -> list[FloatArray]:
     """Weight of each token, float32, parallel to `rollout_logprobs`: [tokens] of each completion. Those of the means
-    sum to 1.
+    sum to 1 if they are divided by the `loss_normalizer`.
 
-    A token whose log-probability from the engine is not finite is dropped: its weight is 0, and it is not counted.
-    `TokenMean`: every remaining token gets 1 / tokens of the batch (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`:
-    every completion with a token gets 1 / completions, divided equally among its tokens (GRPO, arXiv 2402.03300 eq. 3).
-    `ConstantLength`: every token gets 1 / (completions × `max_response_tokens`) (Dr. GRPO, arXiv 2503.20783).
+    The weight of a dropped token is 0. With `SequenceMean`, the tokens of a completion share a weight of 1 /
+    `normalizer`; otherwise, each has it.
     """
     lengths = np.array([len(logprobs) for logprobs in rollout_logprobs], np.int64)
     completion = np.repeat(np.arange(len(lengths)), lengths)
     kept = np.isfinite(np.concatenate([*rollout_logprobs, np.zeros(0, np.float32)]))
     counts = np.bincount(completion, kept, len(lengths))
-    completions = max((counts > 0).sum(), 1)
-    if aggregation == "TokenMean":
-        per_token = np.full(len(lengths), 1.0 / max(counts.sum(), 1))
-    elif aggregation == "SequenceMean":
-        per_token = 1.0 / (np.maximum(counts, 1) * completions)
-    else:
-        if max_response_tokens is None:
-            raise ValueError("expected max_response_tokens for ConstantLength, found None")
-        per_token = np.full(len(lengths), 1.0 / (completions * max_response_tokens))
-    weights = (kept * per_token[completion]).astype(np.float32)
+    sharing = np.maximum(counts, 1) if aggregation == "SequenceMean" else np.ones(len(lengths))
+    weights = (kept * (1.0 / (sharing * normalizer))[completion]).astype(np.float32)
     return np.split(weights, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def kept_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:
+    """Number of tokens that are not dropped, at least 1. `rollout_logprobs`: [tokens] of each completion."""
+    return max(sum(map(len, rollout_logprobs)) - dropped_tokens(rollout_logprobs), 1)
 
 
 def dropped_tokens(rollout_logprobs: Sequence[FloatArray]) -> int:

@@ -50,11 +50,12 @@ class Gradients:
             total = squared.sqrt()
         return float(total)
 
-    def clip(self, norm: float, max_norm: float) -> None:
-        """Scale the gradients, whose norm is `norm`, to a norm of at most `max_norm`."""
-        scale = max_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
-        if scale < 1.0:
-            torch._foreach_mul_(self.all(), scale)
+    def clip(self, norm: float, max_norm: float, normalizer: int = 1) -> None:
+        """Divide the gradients by `normalizer`, after which their norm is `norm`, and scale them to a norm of at most
+        `max_norm`."""
+        scale = min(max_norm / (norm + 1e-6), 1.0)  # as torch.nn.utils.clip_grad_norm_
+        if scale < 1.0 or normalizer > 1:
+            torch._foreach_mul_(self.all(), scale / normalizer)
 
     def added_up(self) -> AbstractContextManager[None]:
         """Within the block, backward passes add to the sums."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_client.errors import RunError
+from rljob_memory.sample import MemorySample
 from rljob_trainer.algorithms.functions import loss_function
 from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
@@ -104,22 +105,42 @@ class PolicyRank:
                 self._loaded.update.rehearse()
         self._memory_log.record(self._step, "load")
 
-    def update(self, batch: RolloutBatch) -> UpdateResult:
-        """Process this rank's share of the scored rollouts of one step, and change the weights."""
+    def update(self, batch: RolloutBatch, added: int = 0, ends: bool = True) -> UpdateResult:
+        """Process this rank's share of the scored rollouts of one step, and change the weights.
+
+        `ends` False: `batch` has the groups of one part of the step, whose gradient is added. Nothing changes yet, and
+        there are no metrics. `added`: number of parts that earlier calls have added for this step.
+        """
         begun = time.perf_counter()
-        self._step = batch.step
-        # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
-        torch.manual_seed(self.config.algorithm.seed + batch.step)
-        self._memory_log.begin_phase(batch.step, "update")
-        self._loaded.update.parameters_touched = False
+        if not added:
+            self._begin_update(batch.step)
         profiling = profiled(batch.step, self.rank, self.config.output_dir)
-        with self._membership.collective(), self._cache_released_after(), self._clean_afterwards(), profiling:
+        with self._membership.collective(), self._cache_released_after(), self._clean_afterwards(ends), profiling:
             policy = self._loaded.with_weights()
-            if policy.snapshot is not None:
+            if not added and policy.snapshot is not None:
                 policy.snapshot.begin()
-            metrics = policy.update.run(batch)
+            if not ends:
+                policy.update.add(batch)
+                return UpdateResult({}, MemorySample(), time.perf_counter() - begun)
+            metrics = policy.update.run(batch, added)
         memory = self._memory_log.record(batch.step, "update")
         return UpdateResult(metrics, memory, time.perf_counter() - begun)
+
+    def drop_update(self) -> None:
+        """Drop the parts that were added to the gradient. Not collective."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        for model in self._loaded.models():
+            forget_interrupted_pass(model)
+        self._loaded.update.forget()
+
+    def _begin_update(self, step: int) -> None:
+        self._step = step
+        # If the model draws random numbers, they follow from the step's number, so that a replay repeats them.
+        torch.manual_seed(self.config.algorithm.seed + step)
+        self._memory_log.begin_phase(step, "update")
+        self._loaded.update.forget()
+        self._loaded.update.parameters_touched = False
 
     # --- weights, which may be in host memory: these bring them back, `_loaded` does not ---
 
@@ -222,7 +243,7 @@ class PolicyRank:
         for model in self._loaded.models():
             forget_interrupted_pass(model)
             use_group(model, dist.distributed_c10d._get_default_group())
-        self._loaded.optimizer.gradients.clear()
+        self._loaded.update.forget()
         if undo_update and self._loaded.update.parameters_touched:
             policy = self._loaded.with_weights()
             assert policy.snapshot is not None, "the caller has asked can_undo_update"
@@ -275,18 +296,19 @@ class PolicyRank:
         return cache_released_after(enabled=self._on_gpu and self.config.memory.empty_cache)
 
     @contextmanager
-    def _clean_afterwards(self) -> Iterator[None]:
-        """Drop gradients afterwards. A single rank can then run the next update, or retry a failed one; several ranks
-        first `rejoin`."""
+    def _clean_afterwards(self, ends: bool) -> Iterator[None]:
+        """Drop gradients at the end of an update or after a failure. A single rank can then run the next update, or
+        retry a failed one; several ranks first `rejoin`."""
         try:
             yield
         except BaseException:
             if self.world_size == 1:
                 for model in self._loaded.models():
                     forget_interrupted_pass(model)
+            self._loaded.update.forget()
             raise
-        finally:
-            self._loaded.optimizer.gradients.clear()
+        if ends:
+            self._loaded.update.forget()
 
     def _log_micro_batch(self, number: int) -> None:
         self._memory_log.record(self._step, "update", number)

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +23,10 @@ from rljob_trainer.activities import activity
 from rljob_trainer.algorithm.micro_batch import (
     MicroBatch,
     completions_with_tokens,
+    contributing,
     dropped_tokens,
+    kept_tokens,
+    loss_normalizer,
     micro_batches_of,
     rehearsal,
     split_updates,
@@ -60,40 +64,100 @@ class PolicyUpdate:
     parameters_touched: bool = False
     """Set by the first optimizer step of a run."""
 
-    def run(self, batch: RolloutBatch) -> dict[str, float]:
-        """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank."""
-        compiled_before = compilations()
+    _begun: BegunUpdate | None = None
+    """An update whose gradients are held, between `add` and `run`."""
+
+    def add(self, batch: RolloutBatch) -> None:
+        """Add the gradient of the next part of a step: groups of which `batch` has no others."""
+        self._begun = self._begun or self._begin()
+        self._add(self._begun, batch, range(len(batch.prompt_ids)), is_last=False)
+
+    def forget(self) -> None:
+        """Drop the parts that were added, and all gradients."""
+        self._begun = None
+        self.optimizer.gradients.clear()
+
+    def run(self, batch: RolloutBatch, added: int = 0) -> dict[str, float]:
+        """Run the updates of the step. Returns the metrics of `UpdateResult`, the same on every rank.
+
+        `added`: the first parts of the step that were added. Raises `RuntimeError` if it was another number.
+        """
+        begun, self._begun = self._begun or self._begin(), None
+        if begun.parts != added:
+            raise RuntimeError(f"expected {added} parts of step {batch.step} in the gradients, found {begun.parts}")
+        self.optimizer.learning_rate = learning_rate_at(self.config.algorithm, batch.step)
+        if len(batch.parts):
+            return self._run_parts(begun, batch)
         parts = split_updates(completions_with_tokens(batch), self.config.algorithm.updates_per_step)
         processed = [with_gradient(batch, part, self.config.algorithm) for part in parts]
         updates = list(zip(parts, processed, strict=True))
         # In the first update, the policy before the step is the current policy.
         later = chain.from_iterable(self.micro_batches(batch, *update) for update in updates[1:])
         old_logprobs = deque(self.logprobs(later))
-        self.optimizer.learning_rate = learning_rate_at(self.config.algorithm, batch.step)
-
-        metrics = UpdateMetrics(detached=self.config.memory.detach_metrics)
         grad_norms: list[float] = []
-        number = 0
         for place, update in enumerate(updates):
             for micro_batch, is_last in _with_last(self.micro_batches(batch, *update)):
-                self._announce_backward(is_last=is_last)
-                metrics.add(self._backward(micro_batch, old_logprobs.popleft() if place else None))
-                self.after_micro_batch(number)
-                number += 1
+                self._process(begun, micro_batch, old_logprobs.popleft() if place else None, is_last=is_last)
             grad_norms.append(self._optimizer_step())
+        return self._metrics(begun, batch, list(chain(*processed)), grad_norms, len(updates), len(updates))
 
+    def _run_parts(self, begun: BegunUpdate, batch: RolloutBatch) -> dict[str, float]:
+        """Add the parts of the step that are missing, and normalize the sum of all."""
+        algorithm, last = self.config.algorithm, int(batch.parts.max())
+        for part in range(begun.parts, last + 1):
+            self._add(begun, batch, np.flatnonzero(batch.parts == part).tolist(), is_last=part == last)
+        completions = completions_with_tokens(batch)
+        processed = with_gradient(batch, completions, algorithm)
+        logprobs, of_processed = ([batch.rollout_logprobs[each] for each in part] for part in (completions, processed))
+        by = loss_normalizer(logprobs, algorithm.settings.loss_aggregation, algorithm.max_response_tokens)
+        return self._metrics(begun, batch, processed, [self._optimizer_step(by)], by, kept_tokens(of_processed))
+
+    def _add(self, begun: BegunUpdate, batch: RolloutBatch, groups: Sequence[int], *, is_last: bool) -> None:
+        """Add the gradient of `groups`, which is not normalized."""
+        members = set(groups)
+        completions = [each for each in completions_with_tokens(batch) if each // batch.group_size in members]
+        processed = contributing(batch, completions, self.config.algorithm)
+        if is_last and not (processed or begun.micro_batches):
+            processed = with_gradient(batch, completions_with_tokens(batch), self.config.algorithm)
+        begun.parts += 1
+        # FSDP ends an update with its last micro-batch, even if that is empty.
+        if processed or (is_last and isinstance(self.model, FSDPModule)):
+            micro_batches = self.micro_batches(batch, processed, processed, normalized=False)
+            for micro_batch, ends_part in _with_last(micro_batches):
+                self._process(begun, micro_batch, None, is_last=is_last and ends_part)
+
+    def _begin(self) -> BegunUpdate:
+        return BegunUpdate(UpdateMetrics(detached=self.config.memory.detach_metrics), compilations())
+
+    def _process(
+        self, begun: BegunUpdate, micro_batch: MicroBatch, old_logprobs: Tensor | None, *, is_last: bool
+    ) -> None:
+        self._announce_backward(is_last=is_last)
+        begun.metrics.add(self._backward(micro_batch, old_logprobs))
+        self.after_micro_batch(begun.micro_batches)
+        begun.micro_batches += 1
+
+    def _metrics(
+        self,
+        begun: BegunUpdate,
+        batch: RolloutBatch,
+        processed: Sequence[int],
+        grad_norms: Sequence[float],
+        by: int,
+        by_means: int,
+    ) -> dict[str, float]:
+        """The metrics of the step. `by`, `by_means`: see `UpdateMetrics.over_ranks`."""
         finite = [norm for norm in grad_norms if math.isfinite(norm)]
+        counts = {"compilations": compilations() - begun.compiled_before}
         return {
-            **with_effective_sample_size(
-                metrics.over_ranks(len(updates), {"compilations": compilations() - compiled_before})
-            ),
+            **with_effective_sample_size(begun.metrics.over_ranks(by, by_means, counts)),
             "grad_norm": sum(finite) / len(finite) if finite else math.nan,
             "skipped_updates": len(grad_norms) - len(finite),
             "learning_rate": self.optimizer.learning_rate,
             "tokens": batch.response_tokens,
             "dropped_tokens": dropped_tokens(batch.rollout_logprobs),
-            "skipped_tokens": batch.response_tokens - sum(len(batch.response_ids[i]) for i in chain(*processed)),
-            "micro_batches": number,
+            "skipped_tokens": batch.response_tokens - sum(len(batch.response_ids[each]) for each in processed),
+            "micro_batches": begun.micro_batches,
         }
 
     def rehearse(self) -> None:
@@ -108,7 +172,7 @@ class PolicyUpdate:
             self._backward(micro_batch, old_logprobs)
 
     def micro_batches(
-        self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int]
+        self, batch: RolloutBatch, completions: Sequence[int], processed: Sequence[int], *, normalized: bool = True
     ) -> Iterator[MicroBatch]:
         """This rank's micro-batches of `processed`, one after the other, for an update over `completions`."""
         return micro_batches_of(
@@ -120,6 +184,7 @@ class PolicyUpdate:
             aggregation=self.config.algorithm.settings.loss_aggregation,
             max_response_tokens=self.config.algorithm.max_response_tokens,
             processed=processed,
+            normalized=normalized,
             packed=self.model.packs,
             shared=self.model.shares_prompts,
         )
@@ -167,12 +232,13 @@ class PolicyUpdate:
             (loss * dist.get_world_size()).backward(retain_graph=keeps_graph)
         return replace(metrics, sums=metrics.sums | {"loss": loss}) if keeps_graph else metrics
 
-    def _optimizer_step(self) -> float:
-        """Clip and apply the gradients. Returns the norm before clipping. Gradients that are not finite are dropped."""
+    def _optimizer_step(self, normalizer: int = 1) -> float:
+        """Normalize, clip and apply the gradients. Returns the norm before clipping. Gradients that are not finite are
+        dropped."""
         gradients = self.optimizer.gradients
-        norm = gradients.norm()
+        norm = gradients.norm() / normalizer
         if math.isfinite(norm):
-            gradients.clip(norm, self.config.algorithm.max_grad_norm)
+            gradients.clip(norm, self.config.algorithm.max_grad_norm, normalizer)
             self.parameters_touched = True
             with activity(Activity.OPTIMIZER):
                 self.optimizer.step()
@@ -210,6 +276,17 @@ def _with_last(micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch
         yield current, following is None
 
 
+@dataclass(slots=True)
+class BegunUpdate:
+    """An update whose gradients are added up."""
+
+    metrics: UpdateMetrics
+    compiled_before: int
+    micro_batches: int = 0
+    parts: int = 0
+    """Parts of the step (`RolloutBatch.parts`) that were added."""
+
+
 class UpdateMetrics:
     """Adds up the metrics of micro-batches, then those of ranks."""
 
@@ -232,10 +309,11 @@ class UpdateMetrics:
         for name, value in part.maxima.items():
             self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
-    def over_ranks(self, updates: int, counts: Mapping[str, int]) -> dict[str, float]:
-        """Sums over all ranks, divided by the step's `updates`, and maxima. All ranks must add the same names.
+    def over_ranks(self, by: int, by_means: int, counts: Mapping[str, int]) -> dict[str, float]:
+        """Sums over all ranks, and maxima. All ranks must add the same names.
 
-        `counts`: those of this rank; the maximum over the ranks is added.
+        `by`: divisor of the loss. `by_means`: divisor of the other sums. `counts`: those of this rank; the maximum over
+        the ranks is added.
         """
         sums, maxima = (torch.stack(list(kept.values())).detach() for kept in (self._sums, self._maxima))
         maxima = torch.cat([maxima, torch.tensor(list(counts.values()), dtype=maxima.dtype, device=maxima.device)])
@@ -243,7 +321,8 @@ class UpdateMetrics:
         maxima = torch.where(maxima.isnan(), torch.inf, maxima)
         dist.all_reduce(sums, dist.ReduceOp.SUM)
         dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        values = torch.cat([sums / updates, maxima]).tolist()
+        divisors = torch.tensor([by if name == "loss" else by_means for name in self._sums], device=sums.device)
+        values = torch.cat([sums / divisors, maxima]).tolist()
         return dict(zip([*self._sums, *self._maxima, *counts], values, strict=True))
 
 
