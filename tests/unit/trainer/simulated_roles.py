@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from rljob_api.plan_change import Role
 from rljob_client.errors import RunError
 from rljob_memory.sample import MemorySample
@@ -48,7 +50,8 @@ START = "the weights that it begins with"
 def learnt(weights: str, batch: RolloutBatch) -> str:
     """The weights after an update, which depend on all earlier updates and on every number of the batch."""
     content = b"".join(
-        part.tobytes() for part in (*batch.response_ids, *batch.token_versions, batch.rewards, batch.advantages)
+        part.tobytes()
+        for part in (*batch.response_ids, *batch.token_versions, batch.rewards, batch.advantages, batch.parts)
     )
     return hashlib.sha256(f"{weights}/{batch.step}".encode() + content).hexdigest()
 
@@ -118,6 +121,8 @@ class SimulatedRoles:
         self.half_written = False
         self.settings_in_force: list[object] = []
         self.updates: list[int] = []
+        self.parts: list[RolloutBatch] = []
+        """The parts of the next update that were added."""
         self.rejoined = 0
         self.damaged: set[int] = set()
         """Steps whose checkpoints turn out to be damaged while they are loaded."""
@@ -193,7 +198,6 @@ class SimulatedRoles:
 
         def finish() -> tuple[list[Any], dict[str, MemorySample]]:
             assert engines == self.engines_ended, "engines that were stopped were waited for"
-            self._may_fail("rollout-0", f"generate {step}")
             results: list[Any]
             if isinstance(items, WholeGroups):
                 results = [group(seed, items.group_size) for seed in items.seeds]
@@ -201,12 +205,33 @@ class SimulatedRoles:
                 results = [generate_lot(lot, MAX_TOKENS, version, tokens) for lot in items.lots]
             for item in reversed(range(len(results))):  # in no particular order
                 on_result(item, results[item])
+                if item == len(results) // 2:
+                    self._may_fail("rollout-0", f"generate {step}")
             return results, {}
 
         return SimulatedGeneration(finish)
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def add_part(self, batch: RolloutBatch, added: int) -> dict[str, Any]:
+        assert added == len(self.parts), "a part was left out, or is from another step"
+        assert self.policy_at == batch.step - 1, "a part was added to the gradient of other weights"
+        self.parts.append(batch)
+        return {}
+
+    def drop_parts(self, adding: dict[str, Any]) -> None:
+        assert adding == {}
+        self.parts = []
+
+    def update(
+        self, batch: RolloutBatch, added: int = 0, adding: dict[str, Any] | None = None, /
+    ) -> dict[str, UpdateResult]:
         assert self.weights is not None
+        parts, self.parts = self.parts, []
+        assert added == len(parts)
+        for number, part in enumerate(parts):
+            groups = np.flatnonzero(batch.parts == number)
+            members = [group * batch.group_size + member for group in groups for member in range(batch.group_size)]
+            assert [ids.tolist() for ids in part.response_ids] == [batch.response_ids[i].tolist() for i in members]
+            assert part.advantages.tolist() == batch.advantages[members].tolist()
         assert not self.policy.scattered, "an update was done by ranks without a group"
         assert not self.half_written, "an update was done on parameters that were half-written"
         assert self.policy_at == batch.step - 1, "an update was left out or done twice"

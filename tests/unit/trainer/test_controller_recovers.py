@@ -129,10 +129,10 @@ class Measured(SimulatedRoles):
         super().__init__({})
         self._steps, self._metrics = steps, metrics
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
         metrics = {"logprob_diff_mean": 0.02, "tokens": 4.0}
         metrics |= self._metrics if batch.step in self._steps else {}
-        return {name: replace(result, metrics=metrics) for name, result in super().update(batch).items()}
+        return {name: replace(result, metrics=metrics) for name, result in super().update(batch, *others).items()}
 
 
 class WithoutRay(SimulatedRoles):
@@ -147,9 +147,9 @@ class RecordedBatches(SimulatedRoles):
         self.seen: list[RolloutBatch] = []
         """The batches of all updates."""
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
         self.seen.append(batch)
-        return super().update(batch)
+        return super().update(batch, *others)
 
 
 class LeakingRoles(SimulatedRoles):
@@ -157,8 +157,8 @@ class LeakingRoles(SimulatedRoles):
 
     engines_sleep = True
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
-        results = super().update(batch)
+    def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
+        results = super().update(batch, *others)
         self.slept = 1 + (self.slept if self.of_engine == self.engines_ended else 0)
         self.of_engine = self.engines_ended
         own, kept = 20 * GIB, (2 + 5 * self.slept) * GIB
@@ -189,7 +189,7 @@ class LeakingPolicy(SimulatedRoles):
         super().end(role)
         self.leaked, self.ended = 0, self.ended + (role == "policy")
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
         self.leaked += 200 * MIB
         used = 6 * GIB + self.leaked
         assert used < 8 * GIB, "memory ran out"
@@ -203,7 +203,7 @@ class LeakingPolicy(SimulatedRoles):
                 device_free_bytes=8 * GIB - used,
                 device_total_bytes=8 * GIB,
             )
-        return {name: replace(result, memory=memory) for name, result in super().update(batch).items()}
+        return {name: replace(result, memory=memory) for name, result in super().update(batch, *others).items()}
 
 
 @dataclass
@@ -219,6 +219,8 @@ class ResumedJob:
     max_rounds: int = 0
     """Rounds of dynamic sampling; 0: none."""
     mask_truncated: bool = False
+    streams: bool = False
+    """Updates begin before all groups are complete."""
     every_steps: int = 2
     """Between checkpoints."""
     functions: Sequence[Reward] = (ECHO,)
@@ -276,6 +278,7 @@ class ResumedJob:
                 listener=listener,
                 stop=self.stop,
                 attempt=record.attempt,
+                stream_updates="1" if self.streams else None,
             )
             try:
                 with checkpointing:
@@ -344,8 +347,15 @@ DYNAMIC: dict[str, Any] = {"max_rounds": 3, "functions": (PARITY,)}
 
 @pytest.fixture(
     scope="module",
-    params=[{}, {"staleness": 1}, {"staleness": 1, "partial": 1}, DYNAMIC, DYNAMIC | {"staleness": 1}],
-    ids=["fresh", "stale", "partial", "dynamic", "stale-dynamic"],
+    params=[
+        {},
+        {"streams": True},
+        {"staleness": 1},
+        {"staleness": 1, "partial": 1},
+        DYNAMIC,
+        DYNAMIC | {"staleness": 1},
+    ],
+    ids=["fresh", "streamed", "stale", "partial", "dynamic", "stale-dynamic"],
 )
 def without_failure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ResumedJob:
     return undisturbed(tmp_path_factory.mktemp("jobs") / "whole", **request.param)
@@ -394,9 +404,9 @@ def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> N
             calls.append(f"generate {step} with {self.engines_at}")
             return super().generate(step, *arguments)
 
-        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
             calls.append(f"update {batch.step} by {batch.weights_version}")
-            return super().update(batch)
+            return super().update(batch, *others)
 
     calls: list[str] = []
     ResumedJob(tmp_path, staleness=1).attempt(RecordedPhases({}))
@@ -411,13 +421,27 @@ def test_the_next_step_is_generated_while_the_policy_learns(tmp_path: Path) -> N
     assert calls[-2:] == ["update 5 by 3", "update 6 by 4"], "nothing is generated for a step that does not come"
 
 
+def test_the_parts_of_an_update_are_journaled_before_it_ends(tmp_path: Path) -> None:
+    class RecordedParts(SimulatedRoles):
+        def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
+            journaled = RolloutBatch.load(tmp_path / "journal" / f"step-{batch.step:06d}.npz")
+            parts.append((len(self.parts), journaled.parts.tolist(), journaled.metrics))
+            return super().update(batch, *others)
+
+    parts: list[tuple[int, list[int], dict[str, float]]] = []
+    job = ResumedJob(tmp_path, streams=True)
+    job.attempt(RecordedParts({}))
+    # The group that is complete first is learnt from while the other one is generated.
+    assert parts == [(1, [1, 0], {"streamed_groups": 0.5})] * STEPS
+
+
 def test_an_update_that_may_wait_for_a_checkpoint_has_its_time_limit(tmp_path: Path) -> None:
     class RecordedLimits(SimulatedRoles):
-        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
             limit = current_limit()
             assert limit is not None
             limits[batch.step] = limit.seconds
-            return super().update(batch)
+            return super().update(batch, *others)
 
     limits: dict[int, float] = {}
     ResumedJob(tmp_path).attempt(RecordedLimits({}))
@@ -746,10 +770,10 @@ def test_a_policy_that_leaks_is_replaced_before_it_runs_out(device: str, cause: 
 
 def test_rollouts_that_ended_engines_have_begun_are_begun_again(tmp_path: Path) -> None:
     class EngineFails(SimulatedRoles):
-        def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        def update(self, batch: RolloutBatch, *others: Any) -> dict[str, UpdateResult]:
             if batch.step == 3 and not self.engines_ended:  # they have begun step 4
                 raise out_of_memory("rollout-0")
-            return super().update(batch)
+            return super().update(batch, *others)
 
     job, whole = ResumedJob(tmp_path, staleness=1), undisturbed(tmp_path / "whole", staleness=1)
     roles, _, _ = job.attempt(EngineFails({}))

@@ -259,6 +259,35 @@ def test_a_damaged_checkpoint_leaves_an_unknown_policy(
     assert (roles.load_checkpoint(tmp_path, 2), roles.policy_at) == (None, 2)
 
 
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_a_failure_in_a_part_is_one_of_the_update(
+    machine: SimulatedMachine, is_undone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_processes, "all_returned", lambda *_calls, **_limit: True)
+    roles = started(settings("Disaggregated", ranks=2))
+    machine.results["policy-1 update"] = DeviceOutOfMemory("")
+    machine.results["policy-1 can_undo_update"] = is_undone
+    adding = roles.add_part(SimpleNamespace(step=1), 0)
+    assert roles.policy_at == 0, "it has not changed"
+    del machine.results["policy-1 update"]
+    with pytest.raises(DeviceOutOfMemory):
+        roles.update(SimpleNamespace(step=1), 1, adding)
+    assert (roles.policy_at, roles.policy.scattered) == (0 if is_undone else None, True)
+    roles.rejoin_policy()
+    [_, policy] = [process for process in machine.started if process.name.startswith("policy")]
+    assert policy.received[-1] == ("rejoin", ("host", 1, True)), "it drops the part"
+
+
+def test_parts_are_dropped_with_a_failed_rollout(machine: SimulatedMachine) -> None:
+    roles = started(settings("Disaggregated"))
+    roles.drop_parts(roles.add_part(SimpleNamespace(step=1), 0))
+    [policy] = [process for process in machine.started if process.name == "policy-0"]
+    assert policy.received[-1] == ("drop_update", ())
+    machine.results["policy-0 update"] = DeviceOutOfMemory("")
+    roles.drop_parts(roles.add_part(SimpleNamespace(step=1), 0))  # raises no second failure
+    assert roles.policy_at == 0
+
+
 def starts(processes: list[Process]) -> list[tuple[Any, ...]]:
     return [arguments for process in processes for method, arguments in process.received if method == "start"]
 

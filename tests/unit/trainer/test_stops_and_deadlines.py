@@ -57,20 +57,21 @@ WITH_OVERLAP = [step_record(n, seconds={"rollout": 1.0, "update": 900.0}) for n 
 
 
 @pytest.mark.parametrize(
-    ("earlier", "phase", "overlaps", "seconds"),
+    ("earlier", "phase", "overlapped", "seconds"),
     [
-        (steps("update", 90, 100, 4000), "update", False, 1000),  # ten times the median
-        (WITH_OVERLAP, "rollout", True, 9010),
-        (WITH_OVERLAP, "rollout", False, 600),
-        ([], "rollout", True, 3600),  # the first step generates the rollouts of two steps
-        ([], "checkpoint", False, 3600),
-        (steps("checkpoint", 900, 0), "checkpoint", False, 9000),  # ten times the slowest one
+        (steps("update", 90, 100, 4000), "update", None, 1000),  # ten times the median
+        (WITH_OVERLAP, "rollout", "rollout", 9010),
+        (WITH_OVERLAP, "update", "update", 9010),
+        (WITH_OVERLAP, "rollout", None, 600),
+        ([], "rollout", "rollout", 3600),  # the first step generates the rollouts of two steps
+        ([], "checkpoint", None, 3600),
+        (steps("checkpoint", 900, 0), "checkpoint", None, 9000),  # ten times the slowest one
     ],
 )
 def test_a_phase_may_take_ten_times_its_usual_time(
-    earlier: list[StepRecord], phase: Phase, overlaps: bool, seconds: float
+    earlier: list[StepRecord], phase: Phase, overlapped: Phase | None, seconds: float
 ) -> None:
-    limits = PhaseDeadlines(600, earlier, overlaps=overlaps)
+    limits = PhaseDeadlines(600, earlier, overlapped=overlapped)
     limits.done(phase)
     assert limits.limit_seconds(phase) == seconds
 

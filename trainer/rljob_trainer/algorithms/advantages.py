@@ -86,6 +86,10 @@ def group_baseline_normalized_over_step(groups: Groups, settings: AlgorithmSetti
     return _normalized(_centered(groups), groups)
 
 
+OF_GROUPS = frozenset(each.__name__ for each in (relative_to_group, leave_one_out, relative_to_length_weighted_mean))
+"""Functions that compute the advantages of a group from this group alone."""
+
+
 def scored(
     batch: RolloutBatch,
     rewards: FloatArray,

@@ -36,9 +36,9 @@ class PhaseDeadlines:
     steps: Sequence[StepRecord]
     """The committed steps, which grow."""
 
-    overlaps: bool = False
-    """Rollouts are generated while the policy learns (`algorithm.maxStaleness: 1`): their phase is the wait for the
-    rest of them, which a failure can extend to all."""
+    overlapped: Phase | None = None
+    """The phase whose work is done during another one: the rollout of the next step with `algorithm.maxStaleness: 1`,
+    or a streamed update. The phase is then the wait for the rest, which a failure can extend to all."""
 
     _seen: set[Phase] = field(default_factory=set, init=False)
 
@@ -59,7 +59,7 @@ class PhaseDeadlines:
             return None
         if phase is None:
             return self.floor_seconds * _LOAD_TIMES_FLOOR
-        overlapped = self.overlaps and phase == "rollout"
+        overlapped = phase == self.overlapped
         parts: tuple[Phase, ...] = ("rollout", "update") if overlapped else (phase,)
         recent = [sum(step.seconds.get(part, 0.0) for part in parts) for step in self.steps[-_RECENT_STEPS:]]
         first = phase not in self._seen or phase == "checkpoint" or writing or (overlapped and not recent)

@@ -201,12 +201,15 @@ class PolicyProcesses(RoleProcesses):
         If one runs out of memory, the others leave the call before the failure is raised. If they do not in time, or
         after any other failure, the processes are unusable and `scattered` is False.
         """
-        calls = self.call(method, *arguments)
+        return self.joined(self.call(method, *arguments), doing=doing, in_update=method == "update")
+
+    def joined(self, calls: Calls, *, doing: str, in_update: bool) -> dict[str, Any]:
+        """The results of `calls` to all ranks, as of `together`."""
         try:
             return wait_for(calls, doing)
         except DeviceOutOfMemory:
             self.scattered = len(self) > 1 and all_returned(calls, within_seconds=_LEAVE_SECONDS)
-            self._in_update = method == "update"
+            self._in_update = in_update
             raise
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.plan_change import Role
+from rljob_client.errors import RunError
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
 from rljob_trainer.ledger.checkpoint_manifest import FileDigest
 from rljob_trainer.phase_clock import PartClock
@@ -26,6 +27,8 @@ from rljob_trainer.roles.role_processes import (
 )
 from rljob_trainer.rollout.lots import EngineWork
 from rljob_trainer.rollout_batch import RolloutBatch
+
+_UPDATING = "updating"
 
 
 class Roles:
@@ -161,17 +164,33 @@ class Roles:
         self.engines_at = None
         return self.engines.restart(engine)
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def add_part(self, batch: RolloutBatch, added: int) -> Calls:
+        """Begin to add the gradient of one part of a step on all ranks: the groups of `batch`. `added`: number of parts
+        before it. The policy does not change; `update` adds the other parts."""
+        import ray
+
+        return self.policy.call("update", ray.put(batch), added, False)
+
+    def drop_parts(self, adding: Calls) -> None:
+        """Drop the parts of a step that were added. `adding`: the calls of the last one. A later call repeats a
+        failure."""
+        with suppress(RunError):
+            self.policy.joined(adding, doing=_UPDATING, in_update=True)
+            self.policy.results("drop_update", doing="dropping an update")
+
+    def update(self, batch: RolloutBatch, added: int = 0, adding: Calls | None = None) -> dict[str, UpdateResult]:
         """Update the policy on all ranks. Results by actor name; their metrics are equal.
 
-        If it fails, `policy_at` states whether the policy is unchanged.
+        `added`: number of parts of the step that were added before. `adding`: the calls that add the last of them. If
+        it fails, `policy_at` states whether the policy is unchanged.
         """
         import ray
 
         stored = ray.put(batch)  # once for all ranks
         before, self.policy_at = self.policy_at, None
         try:
-            results = self.policy.together("update", stored, doing="updating")
+            self.policy.joined(adding or {}, doing=_UPDATING, in_update=True)
+            results = self.policy.together("update", stored, added, doing=_UPDATING)
         except DeviceOutOfMemory:
             self.policy_at = before if self.policy.can_undo_update() else None
             raise

@@ -7,6 +7,7 @@ from pathlib import Path
 from rljob_api.plan_change import Role
 from rljob_trainer.phase_clock import PartClock
 from rljob_trainer.policy.config import UpdateResult
+from rljob_trainer.roles.calls import Calls
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -51,9 +52,9 @@ class ColocatedRoles(Roles):
         self._load_engines()
         self._finish_loading_policy()
 
-    def update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+    def update(self, batch: RolloutBatch, added: int = 0, adding: Calls | None = None) -> dict[str, UpdateResult]:
         self._put_engines_to_sleep()
-        return super().update(batch)
+        return super().update(batch, added, adding)
 
     def sync(self, version: int) -> None:
         """Sync, as with separate GPUs. An engine that sleeps has only its weights on the GPU during the transfer."""

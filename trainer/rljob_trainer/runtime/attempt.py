@@ -14,6 +14,7 @@ import structlog
 
 from rljob_api.job import RLJob
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.plan_change import Phase
 from rljob_api.step_report import Evidence
 from rljob_client.errors import BadInput, RunError
 from rljob_client.run_directory.ledger import Ledger
@@ -48,6 +49,7 @@ from rljob_trainer.runtime.requirements import require_eight_bits, require_forms
 from rljob_trainer.runtime.role_settings import role_settings
 from rljob_trainer.runtime.run_inputs import read_inputs
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.runtime.streamed_update import VARIABLE, chosen_by_environment, obstacle_to_streaming
 from rljob_trainer.trackers.registry import require_trackers
 
 log = structlog.get_logger()
@@ -85,6 +87,7 @@ class Attempt:
         require_engine_args(spec.rollout.engine_args)
         require_forms_installed(spec)
         require_trackers(spec.tracking or ())
+        stream_updates = chosen_by_environment()
         if (known := self.placement.known_hosts(spec)) is not None:
             _require_supported(self.job, known)
         with ExitStack() as stack, self.placement, ExitStack() as started:
@@ -144,8 +147,12 @@ class Attempt:
             self.display.phase("starting the policy and the engine")
             roles = roles_of(settings_under(changes.plan), clock)
             started.callback(roles.close)
-            overlaps = spec.algorithm.max_staleness > 0
-            deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlaps)
+            obstacle = obstacle_to_streaming(spec, roles, stream_updates)
+            if stream_updates == "1" and obstacle is not None:
+                self.display.warning(f"Updates begin after the rollouts, in spite of {VARIABLE}: {obstacle}")
+            overlapped: Phase | None = "update" if obstacle is None else None
+            overlapped = "rollout" if spec.algorithm.max_staleness > 0 else overlapped
+            deadlines = PhaseDeadlines(spec.recovery.phase_deadline_seconds, self.ledger.steps, overlapped)
             kills = KernelKills(self.placement.oom_kills)
             processes = {"controller": os.getpid(), **_construct(roles, deadlines, kills)}
             plan_values = changes.plan.model_dump(mode="json", by_alias=True)
@@ -197,6 +204,7 @@ class Attempt:
                 listener=self.listener,
                 stop=self.stop,
                 attempt=record.attempt,
+                stream_updates=stream_updates,
             )
             with checkpointing:
                 controller.run()

@@ -30,12 +30,13 @@ from rljob_trainer.algorithms.advantages import AdvantageFunction, scored
 from rljob_trainer.display.run_display import RunDisplay
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.phase_clock import PartClock
+from rljob_trainer.policy.config import UpdateResult
 from rljob_trainer.recovery.early_warning import EarlyWarning
 from rljob_trainer.recovery.fault_schedule import FaultSchedule
 from rljob_trainer.recovery.phase_deadlines import PhaseDeadlines
 from rljob_trainer.recovery.recovery import Recovery
 from rljob_trainer.rewards.overlong import overlong_penalty
-from rljob_trainer.roles.calls import serving
+from rljob_trainer.roles.calls import Calls, serving
 from rljob_trainer.roles.checkpointing import Checkpointing
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout_batch import RolloutBatch
@@ -52,6 +53,7 @@ from rljob_trainer.runtime.step_health import (
 from rljob_trainer.runtime.step_record import memory_by_phase, step_record
 from rljob_trainer.runtime.step_rollouts import BegunRollouts, GeneratedRollouts, ResponseLengths, StepRollouts
 from rljob_trainer.runtime.stop_request import StopRequest
+from rljob_trainer.runtime.streamed_update import StreamedUpdate, obstacle_to_streaming
 from rljob_trainer.tasks.scoring import Scorer
 from rljob_trainer.tasks.step_rewards import StepRewards, step_rewards
 from rljob_trainer.tasks.task import Task
@@ -82,9 +84,13 @@ class Controller:
     listener: RunListener
     stop: StopRequest
     attempt: int
+    stream_updates: str | None = None
+    """Value of the environment variable `RLJOB_STREAM_UPDATES`."""
     _phase: Phase | None = field(default=None, init=False)
     _checkpoint_step: int = field(default=0, init=False)
     _ahead: BegunRollouts | None = field(default=None, init=False)
+    _streamed: StreamedUpdate | None = field(default=None, init=False)
+    """The update of the step whose rollouts have just been generated."""
     _lengths: ResponseLengths = field(default_factory=ResponseLengths, init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +117,10 @@ class Controller:
         if overlaps:
             self._begin_ahead(step + 1, before)
         with serving(self._ahead.generation if self._ahead else None):
-            updates = self.do(step, "update", clock, partial(self.roles.update, batch), policy_at=before)
+            has_begun = self._streamed is not None and bool(self._streamed.added)
+            updates = self.do(
+                step, "update", clock, partial(self._update, batch), policy_at=before, of_step=not has_begun
+            )
         if step == 1:
             require_agreement(updates)
         if overlaps:
@@ -127,6 +136,13 @@ class Controller:
         self.listener.step_committed(record, memory)
         self._look_at_health()
         self._until_done(step, partial(self.early_warning.look, step, memory, engines_sleep=asleep))
+
+    def _update(self, batch: RolloutBatch) -> dict[str, UpdateResult]:
+        """Update the policy. The parts of a streamed update that were added are repeated after a failure."""
+        streamed, self._streamed = self._streamed, None
+        if streamed is None:
+            return self.roles.update(batch)
+        return self.roles.update(batch, len(streamed.added), streamed.adding)
 
     def _look_at_health(self) -> None:
         """Warn of problems of the last committed step. Raises `BadInput` if they repeat too often."""
@@ -182,6 +198,8 @@ class Controller:
 
         def generate(first: int, count: int) -> GeneratedRollouts:
             begun, self._ahead = self._ahead, None  # after a failure, all of them are generated again
+            if obstacle_to_streaming(self.spec, self.roles, self.stream_updates) is None:
+                return self._generate_and_learn(step, range(first, first + count))
             if begun is None or begun.step != rollout_step or begun.engines_ended != self.roles.engines_ended:
                 begun = self._begin(rollout_step, range(first, first + count))
             return begun.finish()
@@ -211,9 +229,32 @@ class Controller:
         self._phase_began(step, "reward")
         with clock.part("reward"):
             batch = replace(self.score(rollout_step, generated), weights_version=weights_at, left=generated.left)
+            if self._streamed is not None:
+                batch = self._streamed.recorded_in(batch)
             self.journal.save(batch)
         self._observe_lengths(batch)
         return batch, generated.memory
+
+    def _generate_and_learn(self, step: int, positions: Sequence[int]) -> GeneratedRollouts:
+        """Generate the rollouts of `step` while the policy learns from those that are complete."""
+
+        def add_part(batch: RolloutBatch, added: int) -> Calls:
+            if not added:
+                self.faults.inject(step, "update")
+            with self.deadlines.limited("update", writing=self.checkpointing.writing):
+                return self.roles.add_part(batch, added)
+
+        streamed = StreamedUpdate(len(positions), lambda generated: self._scored(step, generated)[0], add_part)
+        rollouts = StepRollouts(self.spec.algorithm, self.task, self.scorer, self.roles, self._lengths)
+        try:
+            with serving(streamed):
+                generated = rollouts.begin(step, positions, streamed.take).finish()
+        except RunError:
+            if streamed.added:
+                self.roles.drop_parts(streamed.adding)
+            raise
+        self._streamed = streamed
+        return generated
 
     def _first_position(self, rollout_step: int) -> int:
         """Position of the first prompt of `rollout_step` in the sequence of all prompts."""
@@ -251,22 +292,26 @@ class Controller:
         self._lengths.observe(items, [len(response) for response in batch.response_ids], self.spec.algorithm.group_size)
 
     def score(self, step: int, generated: GeneratedRollouts) -> RolloutBatch:
-        """The completions with their rewards and advantages."""
-        algorithm, completions = self.spec.algorithm, generated.completions
-        batch, found = self._rewarded(step, generated)
+        """The completions with their rewards and advantages, which it reports."""
+        batch, found = self._scored(step, generated)
         if found.failures and self._is_due("reward_errors"):
             self.display.warning(
-                f"step {step}: {found.failures} of {len(completions)} rewards are 0, since {found.first_failure}"
+                f"step {step}: {found.failures} of {len(batch)} rewards are 0, since {found.first_failure}"
             )
+        self.listener.step_scored(batch, generated.prompts, generated.completions)
+        return batch
+
+    def _scored(self, step: int, generated: GeneratedRollouts) -> tuple[RolloutBatch, StepRewards]:
+        """The completions with the rewards of the task, which it waits for, and with advantages."""
+        algorithm, completions = self.spec.algorithm, generated.completions
+        batch, found = self._rewarded(step, generated)
         rewards, metrics = batch.rewards, dict(generated.metrics)
         if (penalty := algorithm.overlong_penalty) is not None:
             lengths = [len(completion.token_ids) for completion in completions]
             penalties = overlong_penalty(lengths, algorithm.max_response_tokens, penalty.buffer_tokens, penalty.factor)
             rewards, metrics["overlong_penalty"] = rewards + penalties, float(penalties.mean())
         batch = scored(batch, rewards, self.advantage, algorithm.settings, found.failures)
-        batch = replace(batch, prompts_drawn=generated.prompts_drawn, metrics=metrics)
-        self.listener.step_scored(batch, generated.prompts, completions)
-        return batch
+        return replace(batch, prompts_drawn=generated.prompts_drawn, metrics=metrics), found
 
     def _rewarded(self, step: int, generated: GeneratedRollouts) -> tuple[RolloutBatch, StepRewards]:
         """The completions with the rewards of the task, which it waits for, and without advantages."""

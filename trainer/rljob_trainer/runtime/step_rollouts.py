@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
@@ -21,7 +22,7 @@ from rljob_trainer.roles.generation import WorkQueue
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, Lots, WholeGroups, deal, in_order, unstarted
 from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
-from rljob_trainer.tasks.scoring import ChosenRewards, PendingRewards, Scorer
+from rljob_trainer.tasks.scoring import ChosenRewards, KnownRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
 
 
@@ -41,6 +42,18 @@ class GeneratedRollouts:
     """See `RolloutBatch`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteGroup:
+    """A group of a step that is complete while others are not."""
+
+    place: int
+    """Place of its prompt in the step."""
+    prompt: Prompt
+    completions: Sequence[Completion]
+    rewards: Callable[[], KnownRewards | None]
+    """Returns its rewards; None if they are not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +79,21 @@ class StepRollouts:
     roles: Roles
     lengths: ResponseLengths
 
-    def begin(self, step: int, positions: Sequence[int]) -> BegunRollouts:
-        """Generate for the prompts at `positions` of the sequence of all prompts."""
-        return BegunRollouts(step, self.roles.engines_ended, *self._begin_groups(step, positions))
+    def begin(
+        self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None] = lambda _group: None
+    ) -> BegunRollouts:
+        """Generate for the prompts at `positions` of the sequence of all prompts. `on_group`: called with each group as
+        soon as it is complete."""
+        return BegunRollouts(step, self.roles.engines_ended, *self._begin_groups(step, positions, on_group))
 
     def begin_partial(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
         """Generate until the step's quota of groups is complete. `left_before`: groups that the step before has
         left."""
         return BegunRollouts(step, self.roles.engines_ended, *self._begin_lots(step, left_before))
 
-    def _begin_groups(self, step: int, positions: Sequence[int]) -> tuple[Served, Callable[[], GeneratedRollouts]]:
+    def _begin_groups(
+        self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None]
+    ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
         """Each group is scored as soon as it is complete."""
         by_position = self._prompts(positions)
         prompts = [by_position[position] for position in positions]
@@ -90,6 +108,8 @@ class StepRollouts:
 
         def score(place: int, group: Sequence[Completion]) -> None:
             scoring.add(place * group_size, group)
+            indices = range(place * group_size, (place + 1) * group_size)
+            on_group(CompleteGroup(place, prompts[place], group, partial(scoring.known, indices)))
 
         generation = self.roles.generate(step, queue, work, score)
 

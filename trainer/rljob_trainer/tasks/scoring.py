@@ -80,8 +80,15 @@ class Scoring:
         for done in as_completed({submitted for calls in self._calls for submitted, _ in calls.values()}):
             if stop_at_failure and any(isinstance(result, RewardFailure) for result in done.result()):
                 break
-        count = len(self._prompts) * self._group_size
-        return [[_result(calls.get(index)) for index in range(count)] for calls in self._calls]
+        return self._results(range(len(self._prompts) * self._group_size))
+
+    def known(self, indices: Sequence[int]) -> KnownRewards | None:
+        """The results of these completions, without waiting; None if one is missing."""
+        results = self._results(indices)
+        return None if any(None in of_function for of_function in results) else KnownRewards(results)
+
+    def _results(self, indices: Sequence[int]) -> Results:
+        return [[_result(calls.get(index)) for index in indices] for calls in self._calls]
 
 
 def _result(submitted: tuple[Future[list[Result]], int] | None) -> Result | None:
@@ -115,7 +122,18 @@ class ChosenRewards:
         return [[of_function[index] for index in self.indices] for of_function in found]
 
 
-PendingRewards = Scoring | ChosenRewards
+@dataclass(frozen=True, slots=True)
+class KnownRewards:
+    """The rewards of some completions."""
+
+    found: Results
+
+    def results(self, *, stop_at_failure: bool) -> Results:
+        """The results."""
+        return self.found
+
+
+PendingRewards = Scoring | JoinedRewards | ChosenRewards | KnownRewards
 
 
 class Scorer(Protocol):
