@@ -44,7 +44,7 @@ from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
-METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean")
+METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "streamed_groups")
 
 
 @dataclass(frozen=True, slots=True)
