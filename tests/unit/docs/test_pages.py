@@ -121,7 +121,7 @@ def test_the_page_of_metrics_explains_columns_records_fields_and_metrics() -> No
     counts = {"tokens", "dropped_tokens", "skipped_tokens", "micro_batches", "skipped_updates", "compilations"}
     of_the_step = {"uniform_groups", "reward_errors", "continued_responses", "continued_tokens"}
     of_the_step |= {"sampling_rounds", "sampled_groups", "dropped_groups", "missing_groups", "overlong_penalty"}
-    of_the_step |= {"rewards", "NAME"}  # rewards/NAME
+    of_the_step |= {"rewards", "NAME", "streamed_groups"}  # rewards/NAME
     of_the_step |= {"masked_responses", "asleep_engine_bytes", "empty_responses", "grad_norm", "learning_rate"}
     of_the_step |= {"rewards", "NAME"}  # of each reward function
     assert names_in("`metrics` of a step") == {*sums, *metrics.maxima} | counts | of_the_step
