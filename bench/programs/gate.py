@@ -93,7 +93,7 @@ def described(quartiles: Sequence[float] | None) -> str:
 
 
 def row_of(row: Row, is_warm: bool) -> Row:
-    """What is compared and recorded, of what `Arms.row` measured."""
+    """The part of a row of `Arms.row` that is compared and recorded."""
     shares = ("idle_share_of_gpus", "update_model_flops_share", "decode_bandwidth_share")
     kept = ("exit_code", "processor", "cores", *shares)
     seconds = dict(row.get("quartiles", {}))
