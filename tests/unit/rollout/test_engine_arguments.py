@@ -10,6 +10,7 @@ import pytest
 
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import (
+    OF_SPECULATION,
     SET_BY_TRAINER,
     RolloutConfig,
     engine_arguments,
@@ -31,6 +32,7 @@ VLLM_ARGUMENTS = {
     "block_size",
     "compilation_config",
     "max_num_seqs",
+    "speculative_config",
     "dtype",
     "model",
     "load_format",
@@ -116,6 +118,7 @@ def test_the_users_engine_arguments_replace_defaults() -> None:
         ("load_format", "expected no load_format"),
         ("dtype", "expected no dtype"),
         ("weight_transfer_config", "expected no weight_transfer_config"),
+        ("speculative_config", "training needs exact log-probabilities"),
         ("blok_size", "found blok_size; remove it"),
     ],
 )
@@ -204,7 +207,7 @@ def test_the_installed_vllm_is_read() -> None:
     fields = installed_engine_fields()
     assert fields is not None, "the tests' environment has vLLM"
     assert {"enforce_eager", "max_num_seqs", "weight_transfer_config"} <= fields.keys()
-    assert fields.keys() >= SET_BY_TRAINER
+    assert fields.keys() >= SET_BY_TRAINER | OF_SPECULATION
     require_engine_args({"enforce_eager": True, "max_num_batched_tokens": 2048})
     with pytest.raises(BadInput, match=r"rollout\.engineArgs\.enforce_eagerly: .* did you mean enforce_eager\?"):
         require_engine_args({"enforce_eagerly": True})

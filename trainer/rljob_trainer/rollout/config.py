@@ -103,10 +103,17 @@ OF_THE_MODEL = frozenset(
 the exported model would not follow."""
 
 
+OF_SPECULATION = frozenset({"spec_method", "spec_model", "spec_tokens", "speculative_config"})
+"""Arguments of speculative decoding. Log-probabilities are wrong with it on CPUs, and steps are slower on GPUs
+(docs/performance.md)."""
+
+
 def refused_argument(name: str) -> str | None:
     """The reason that `rollout.engineArgs` must not contain `name`; None if it may."""
     if name in SET_BY_TRAINER:
         return "the trainer sets this argument; remove it"
+    if name in OF_SPECULATION:
+        return "training needs exact log-probabilities, which speculative decoding does not always give; remove it"
     if name in OF_THE_MODEL:
         return "it would change the engine but not the policy; remove it, and change the files of the model instead"
     return None
