@@ -78,7 +78,7 @@ def as_json(value: Any, indent: str = "") -> str:
 
 
 def _device(gpus: int) -> str:
-    return device() if gpus == 1 else f"{gpus} × {device()}"
+    return device() if gpus <= 1 else f"{gpus} × {device()}"
 
 
 def _script() -> str:

@@ -7,6 +7,8 @@ responses are distributed geometrically, with a mean of 400 and at most 1,600 to
     1.7b, 1.7b-streamed        policy and engine on a GPU each
     4b, 4b-streamed            the same
     shared, shared-streamed    0.6B, policy and engine on one GPU at the same time
+    cpu, cpu-streamed          a small model, policy and engine on a core each: 16 prompts of 40 tokens × 8 responses of
+                               60 tokens on average
 
 Records one row for each arm in `bench/results/streamed_updates.json`, after those that it already has. The first step
 is not counted. `--smoke`: a tiny model on any device; records nothing.
@@ -21,16 +23,31 @@ from bench.harness.run_arms import Arms
 from bench.programs.mixed_lengths import model_with_ends
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import generating_job
+from rljob_trainer.hardware import visible_gpus
 from rljob_trainer.runtime.streamed_update import VARIABLE
 
 PROMPTS, GROUP_SIZE, PROMPT_TOKENS, RESPONSE_TOKENS, MEAN_TOKENS = 24, 16, 1000, 1600, 400
-KINDS = ("1.7b", "4b", "shared")
+KINDS = ("1.7b", "4b", "shared", "cpu")
+
+
+OF_CPU = {
+    "promptsPerStep": 16,
+    "groupSize": 8,
+    "maxPromptTokens": 40,
+    "maxResponseTokens": 192,
+    "ignoreEndOfSequence": False,
+}
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     kind = arm.removesuffix("-streamed")
     size = "smoke" if smoke else "0.6b" if kind == "shared" else kind
     job = generating_job(size, steps, PROMPTS, RESPONSE_TOKENS, PROMPT_TOKENS, smoke=smoke)
+    if kind == "cpu" and not smoke:
+        job["model"]["uri"] = f"file://{model_with_ends(size, 60)}"
+        job["algorithm"] |= OF_CPU
+        rollout = {"maxConcurrentSequences": 32, "gpusPerReplica": 0}
+        return job | {"topology": "Disaggregated", "policy": {"gpusPerReplica": 0}, "rollout": rollout}
     job["model"]["uri"] = f"file://{model_with_ends(size, 20 if smoke else MEAN_TOKENS)}"
     job["algorithm"] |= {"ignoreEndOfSequence": False} | ({} if smoke else {"groupSize": GROUP_SIZE})
     job["rollout"] = {"maxConcurrentSequences": 8} if smoke else {}
@@ -59,6 +76,7 @@ if __name__ == "__main__":
         [name for kind in KINDS for name in (kind, f"{kind}-streamed")],
         "Qwen3 shapes, random weights; a step: 384 responses of up to 1,600 tokens (mean 400), prompts of 1,000",
         steps=6,
+        gpus=min(len(visible_gpus()), 1),
         variables=variables_of,
         smoke_names=["1.7b", "1.7b-streamed", "shared-streamed"],
         check_smoke=check_smoke,

@@ -13,6 +13,7 @@ LONG_PROMPTS = "prompts.jsonl"
 _COMMON = "kvHeads=8&headDim=128&vocabulary=151936&maxPositions=40960&dtype=bfloat16"
 SHAPES = {
     "smoke": "hidden=64&layers=2&heads=4&kvHeads=2&headDim=32&tied=false&initializerRange=0.1",
+    "cpu": "hidden=256&intermediate=1024&layers=6&heads=8&kvHeads=4&headDim=32&tied=false",
     "0.6b": f"hidden=1024&intermediate=3072&layers=28&heads=16&tied=true&{_COMMON}",
     "1.7b": f"hidden=2048&intermediate=6144&layers=28&heads=16&tied=true&{_COMMON}",
     "4b": f"hidden=2560&intermediate=9728&layers=36&heads=32&tied=true&{_COMMON}",
