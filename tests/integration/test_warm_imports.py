@@ -12,8 +12,10 @@ from rljob_trainer.rollout.config import engine_environment
 
 _IMPORT = """
 import json, sys
+import torch
 from rljob_trainer.roles.warm import server
-server._import([*server._SHARED, *server.MODULES["rollout"]])
+torch.cuda.is_available = None  # the answer would initialize CUDA
+server._import([*server._SHARED, *server.MODULES["rollout"]], "cuda")
 known = ["vllm", *server.IMPORTED_IN_FORKS]
 print(json.dumps([server.obstacle_to_forks(), [name for name in known if name in sys.modules]]))
 """
