@@ -65,7 +65,8 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: AdminKubectl, kubectl:
     )
     assert status(job)["restarts"] == 0, account(job)
     reasons = wait_for_event(jobs, "host", "JobCompleted")
-    assert reasons.index("OutOfMemory") <= reasons.index("PlanChanged") < reasons.index("Recovered")
+    since = reasons[reasons.index("OutOfMemory") :]  # an early warning may have raised the limit before
+    assert "PlanChanged" in since[: since.index("Recovered")]
 
     job = jobs.wait("rljob", "shm", finished, PATIENCE_SECONDS)
     assert holds("Complete")(job), status(job)
