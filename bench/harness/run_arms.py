@@ -175,16 +175,14 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
     steps = all_steps[warm_up_steps:]
     if not steps:
         return row
+    seconds = {phase: [step["seconds"].get(phase, 0.0) for step in steps] for phase in steps[0]["seconds"]}
+    whole = [step["total_seconds"] for step in steps]
     if len(steps) > 1:
-        by_phase = {phase: [step["seconds"].get(phase, 0.0) for step in steps] for phase in steps[0]["seconds"]}
-        row["quartiles"] = {"step": quartiles([step["total_seconds"] for step in steps])}
-        row["quartiles"] |= {phase: quartiles(values) for phase, values in by_phase.items()}
+        row["quartiles"] = {phase: quartiles(values) for phase, values in {"step": whole, **seconds}.items()}
         row |= use_of_gpus(attempts[0], row["quartiles"]) if attempts else {}
     return row | {
-        "seconds_per_step": statistics.median(step["total_seconds"] for step in steps),
-        "seconds_by_phase": {
-            phase: statistics.median(step["seconds"].get(phase, 0.0) for step in steps) for phase in steps[0]["seconds"]
-        },
+        "seconds_per_step": statistics.median(whole),
+        "seconds_by_phase": {phase: statistics.median(values) for phase, values in seconds.items()},
         "tokens_per_second": statistics.median(step["tokens"] / step["total_seconds"] for step in steps),
         "response_tokens": quantiles([length for step in steps for length in lengths_of(output, step["step"])]),
         "idle_share_of_gpus": idle_of_each_gpu(use.samples, steps),

@@ -3,7 +3,7 @@
     python -m bench.programs.shared_prompts [--model SIZE] [--rounds N] [--smoke] [--results DIRECTORY]
 
 The policy alone, in one process: Qwen3's shape, random weights, 8 groups of 16 responses of 250 to 750 tokens, with
-prompts of 1,000 tokens, and of 120, where sharing saves hardly more than it must. Both arms alternate, on the same
+prompts of 1,000 tokens, and of 120, where sharing saves less than it must. Both arms alternate, on the same
 batch, after one round that is not counted. Records a row for each length of the prompts in
 `bench/results/shared_prompts.json`, with the difference of log-probabilities and gradients between the arms. `--smoke`:
 a tiny model on any device; records nothing.

@@ -28,8 +28,6 @@ from rljob_trainer.runtime.streamed_update import VARIABLE
 
 PROMPTS, GROUP_SIZE, PROMPT_TOKENS, RESPONSE_TOKENS, MEAN_TOKENS = 24, 16, 1000, 1600, 400
 KINDS = ("1.7b", "4b", "shared", "cpu")
-
-
 OF_CPU = {
     "promptsPerStep": 16,
     "groupSize": 8,
@@ -74,9 +72,9 @@ if __name__ == "__main__":
         "streamed_updates",
         spec_of,
         [name for kind in KINDS for name in (kind, f"{kind}-streamed")],
-        "Qwen3 shapes, random weights; a step: 384 responses of up to 1,600 tokens (mean 400), prompts of 1,000",
+        "random weights; a step: 384 responses of up to 1,600 tokens, prompts of 1,000; cpu: 128 of up to 192",
         steps=6,
-        gpus=min(len(visible_gpus()), 1),
+        gpus=len(visible_gpus()),
         variables=variables_of,
         smoke_names=["1.7b", "1.7b-streamed", "shared-streamed"],
         check_smoke=check_smoke,

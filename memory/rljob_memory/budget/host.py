@@ -315,9 +315,10 @@ def _disk_lines(setup: Setup) -> Iterator[Line]:
     def line(use: str, size: int, reason: str) -> Line:
         return Line("controller", use, "disk", size, ALWAYS, reason)
 
-    checkpoint = PolicyState(work, model).changed * work.ranks_per_copy
     held = work.kept_checkpoints + 1
-    yield line("checkpoints", held * checkpoint, f"{held} × masters and moments; one is being written")
+    yield line(
+        "checkpoints", held * checkpoint_bytes(work, model), f"{held} × masters and moments; one is being written"
+    )
     reason = "policy.lora.export" if work.exports_adapters else ""
     if work.kept_models > 1:
         reason = f"{work.kept_models} ×, with the best and exports, one of which is being written"

@@ -81,7 +81,8 @@ class Recovery:
         )
         if evidence is None:
             role, _ = role_and_rank(failure.actor)
-            if not self._may_renew(role, failure, step, phase):
+            may_renew = self._may_renew(failure, step, phase)
+            if not (may_renew and self._count_replacement(failure, role, "the other role continues")):
                 raise failure
             self.roles.clock.take()
             self._renew(role)
@@ -110,7 +111,7 @@ class Recovery:
             # By the cluster, and not counted: the supervisor creates the pod again, or ends the attempt.
             self.display.warning(f"Continuing without a pod: {failure}; its engine starts again when the pod is back")
             return True
-        return self._is_replaced(failure, "rollout", "its prompts move to the other engines")
+        return self._count_replacement(failure, "rollout", "its prompts move to the other engines")
 
     def phase_done(self, step: int, phase: Phase | None) -> None:
         """Called after each phase that succeeds. Confirms the change if it is the phase that had failed."""
@@ -147,8 +148,9 @@ class Recovery:
 
     # --- steps of a recovery ---
 
-    def _is_replaced(self, failure: RunError, role: Role, effect: str) -> bool:
-        """Count the replacement of a process of `role` in this attempt. False if that is not allowed."""
+    def _count_replacement(self, failure: RunError, role: Role, effect: str) -> bool:
+        """Count the replacement of a process of `role` in this attempt, and announce it with its `effect`. False if no
+        restart is left."""
         now = datetime.now(UTC)
         report = FailureReport(str(failure), self.attempt, now, dead=frozenset({role}), peers_work_on=True)
         answer = respond(report, self.changes.state, self.constraints)
@@ -158,17 +160,15 @@ class Recovery:
         self.display.warning(f"Replacing a process: {answer.message}; {effect}")
         return True
 
-    def _may_renew(self, role: Role, failure: RunError, step: int, phase: Phase | None) -> bool:
-        """True if new processes may take the place of those of `role`, one of which was lost.
+    def _may_renew(self, failure: RunError, step: int, phase: Phase | None) -> bool:
+        """True if new processes may take the place of those of a role, one of which was lost.
 
         A second loss in a step ends the attempt. After a loss in a sync, the other role may wait forever. A supervisor
         starts the processes of its pods itself.
         """
         if not isinstance(failure, WorkerLost) or failure.actor is None or self.constraints.is_supervised:
             return False
-        if phase in (None, "sync") or step == self._renewed_in or not self.roles.can_start():
-            return False
-        return self._is_replaced(failure, role, "the other role continues")
+        return phase not in (None, "sync") and step != self._renewed_in and self.roles.can_start()
 
     def _renew(self, role: Role) -> None:
         self.roles.end(role)
