@@ -113,26 +113,26 @@ ANSI = "torch.OutOfMemoryError: CUDA out of memory. \x1b[31m\x07\u202e\u2028\r\n
 
 
 @pytest.mark.parametrize(
-    ("found", "note"),
+    ("ended", "note"),
     [
-        (pod(killed()), "container trainer ran out of memory: HostMemory (95%)"),
-        (pod(killed()), "memory limit of 512Mi"),
-        (pod(reported()), "Fragmentation"),
-        (pod(reported()), "37.0"),
-        (pod(reported(ANSI)), "CUDA out of memory"),
-        (pod(reason="Evicted", message=EVICTED), "the pod ran out of memory: HostMemory"),
+        (lambda: pod(killed()), "container trainer ran out of memory: HostMemory (95%)"),
+        (lambda: pod(killed()), "memory limit of 512Mi"),
+        (lambda: pod(reported()), "Fragmentation"),
+        (lambda: pod(reported()), "37.0"),
+        (lambda: pod(reported(ANSI)), "CUDA out of memory"),
+        (lambda: pod(reason="Evicted", message=EVICTED), "the pod ran out of memory: HostMemory"),
         (
-            pod(reason="Evicted", message="The node had condition: [MemoryPressure]. "),
+            lambda: pod(reason="Evicted", message="The node had condition: [MemoryPressure]. "),
             "the pod ran out of memory: HostMemory",
         ),
         (
-            pod(reason="Evicted", message='Usage of EmptyDir volume "dshm" exceeds the limit "16Gi". '),
+            lambda: pod(reason="Evicted", message='Usage of EmptyDir volume "dshm" exceeds the limit "16Gi". '),
             "the pod ran out of memory: SharedMemory",
         ),
     ],
 )
-def test_an_out_of_memory_failure_becomes_an_event_with_its_cause(found: Object, note: str) -> None:
-    [event] = events(asked([found]))
+def test_an_out_of_memory_failure_becomes_an_event_with_its_cause(ended: Callable[[], Object], note: str) -> None:
+    [event] = events(asked([ended()]))  # built now: failures of half an hour ago are too old to report
     assert event["reason"] == "OutOfMemory"
     assert event["regarding"] == POD
     assert note in event["note"]
@@ -148,21 +148,25 @@ def test_diagnoses_that_a_pod_states_itself_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "ended",
     [
-        pytest.param(pod({"reason": "Completed", "exitCode": 0, "finishedAt": stamp(1)}), id="completed"),
-        pytest.param(pod({"reason": "Error", "exitCode": 1, "finishedAt": stamp(1), "message": "{"}), id="no message"),
-        pytest.param(pod(reported(exit_code=1)), id="another failure"),
-        pytest.param(pod(killed(seconds_ago=3600)), id="an old one"),
-        pytest.param(pod(reason="Evicted", message="The node was low on resource: ephemeral-storage."), id="disk"),
+        pytest.param(lambda: pod({"reason": "Completed", "exitCode": 0, "finishedAt": stamp(1)}), id="completed"),
         pytest.param(
-            pod(reason="Evicted", message='Usage of EmptyDir volume "data" exceeds the limit "1Gi".'), id="data"
+            lambda: pod({"reason": "Error", "exitCode": 1, "finishedAt": stamp(1), "message": "{"}), id="no message"
         ),
-        pytest.param({"metadata": {"name": "new", "namespace": "research", "uid": "1"}}, id="no status"),
+        pytest.param(lambda: pod(reported(exit_code=1)), id="another failure"),
+        pytest.param(lambda: pod(killed(seconds_ago=3600)), id="an old one"),
+        pytest.param(
+            lambda: pod(reason="Evicted", message="The node was low on resource: ephemeral-storage."), id="disk"
+        ),
+        pytest.param(
+            lambda: pod(reason="Evicted", message='Usage of EmptyDir volume "data" exceeds the limit "1Gi".'), id="data"
+        ),
+        pytest.param(lambda: {"metadata": {"name": "new", "namespace": "research", "uid": "1"}}, id="no status"),
     ],
 )
-def test_other_ends_are_not_reported(found: Object) -> None:
-    asked([found], writes=0)
+def test_other_ends_are_not_reported(ended: Callable[[], Object]) -> None:
+    asked([ended()], writes=0)
 
 
 # --- once ---
