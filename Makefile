@@ -7,6 +7,8 @@ BIN := .venv/bin
 export UV := $(BIN)/uv
 export VIRTUAL_ENV := $(abspath .venv)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rljob
+# By content, so that a fresh clone checks the types of what changed since the last one: in 2 s instead of 60.
+export MYPY_CACHE_DIR := $(CACHE)/mypy
 # Python starts sooner where it may keep what it compiled. Several processes that import torch and vLLM for the first time
 # would each compile them: `setup` does, once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -133,7 +135,7 @@ bench-soak: demo-cluster ## Inject random faults into jobs beside a hostile tena
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist runs site
+	rm -rf .venv .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist runs site
 
 # --- how ---------------------------------------------------------------------------------------------------------
 
