@@ -36,7 +36,7 @@ from rljob_memory.workload import workload_of
 from rljob_testing.ballast import ballast
 from rljob_testing.machine import processor
 from rljob_testing.plan_accuracy.errors import TIMED_OUT, Row
-from rljob_testing.plan_accuracy.jobs import LONG_PROMPTS
+from rljob_testing.plan_accuracy.jobs import LONG_PROMPTS, SHAPES
 from rljob_trainer.hardware import this_machine
 from rljob_trainer.ledger.journal import RolloutJournal
 from rljob_trainer.models.checkpoint import model_dimensions
@@ -132,6 +132,18 @@ def write_job(folder: Path, arm: str, spec: dict[str, Any]) -> Path:
     path = folder / f"{arm}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
+
+
+def model_with_ends(size: str, mean_tokens: int) -> Path:
+    """A model with random weights in Qwen3's shape of which one token in `mean_tokens` ends a sequence."""
+    source = resolve_model(f"random://qwen3?{SHAPES[size]}")
+    config = json.loads((source / "config.json").read_text())
+    ends = [config["eos_token_id"], *range(mean_tokens, config["vocab_size"], mean_tokens)]
+    directory = source.with_name(f"{source.name}-ends-{mean_tokens}")
+    if not directory.exists():
+        shutil.copytree(source, directory, copy_function=os.link)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return directory
 
 
 def run_steps(

@@ -32,9 +32,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.harness.record import RESULTS, record, record_row, require_gpus, require_package
+from bench.harness.trl import COLOCATED, trl_command
 from rljob_api.job import RLJobSpec
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import read_termination_message
@@ -104,7 +103,7 @@ def recovered_on_gpu(trainer: str, failures: list[str], results: Path, output: P
     model = resolve_model(f"random://qwen3?{SHAPES['0.6b']}")
     for failure in failures or list(options):
         directory = new_directory(output / f"{trainer}-{failure}")
-        command = verl_command(failure, model, directory) if is_verl else trl_command(failure, model, directory)
+        command = (command_of_verl if is_verl else command_of_trl)(failure, model, directory)
         attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
         row = {"failure": failure, "options": options[failure], "attempts": attempts}
         note = f"{trainer} under the probe; each attempt has the changes that the one before it led to"
@@ -218,9 +217,9 @@ def constraints(spec: RLJobSpec, limit_mib: int | None) -> Constraints:
     )
 
 
-def trl_command(failure: str, model: Path, directory: Path) -> list[str]:
+def command_of_trl(failure: str, model: Path, directory: Path) -> list[str]:
     """TRL's command line. Writes its options into `directory`."""
-    config, chosen = directory / "trl.yaml", TRL[failure]
+    chosen = TRL[failure]
     options = {
         "model_name_or_path": str(model),
         "dtype": "float32",
@@ -228,16 +227,11 @@ def trl_command(failure: str, model: Path, directory: Path) -> list[str]:
         "gradient_accumulation_steps": PROMPTS * GROUP // chosen["per_device_train_batch_size"],
         "max_completion_length": RESPONSE_TOKENS,
         "gradient_checkpointing": False,
-        "bf16": True,
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_enable_sleep_mode": True,
     }
-    config.write_text(yaml.safe_dump(options | chosen))
-    return [sys.executable, "-m", "bench.programs.trl_steps", str(config), "--steps", str(STEPS)]
+    return trl_command(directory / "trl.yaml", COLOCATED | options | chosen, "--steps", str(STEPS))
 
 
-def verl_command(failure: str, model: Path, directory: Path) -> list[str]:
+def command_of_verl(failure: str, model: Path, directory: Path) -> list[str]:
     """verl's command line. Writes its prompts and its reward function into `directory`."""
     import pandas
 

@@ -24,19 +24,14 @@ are not counted. `--smoke`: a tiny model on any device; records nothing.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import yaml
-
-from bench.harness.record import require_package
 from bench.harness.run_arms import Arms
+from bench.harness.trl import COLOCATED, WITH_LIGER, trl_row
 from rljob_memory.sizes import GIB
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import SHAPES, generating_job
@@ -45,7 +40,6 @@ from rljob_trainer.pods.compile_cache import CompileCache
 from rljob_trainer.policy.packed_attention import ENABLED
 
 OF_8B = ("8b", "8b-padded", "8b-bfloat16", "8b-int8", "8b-fp8", "8b-cold", "8b-warm", "8b-80gib")
-WITH_LIGER = {"gradient_checkpointing": False, "use_liger_kernel": True}
 TRL_ARMS: dict[str, dict[str, Any]] = {
     "0.6b-trl": {"dtype": "float32", "gradient_checkpointing": False, "per_device_train_batch_size": 16},
     "8b-trl": {"dtype": "bfloat16", "gradient_checkpointing": True, "per_device_train_batch_size": 8},
@@ -76,29 +70,16 @@ def variables_of(arm: str) -> Mapping[str, str]:
     return CompileCache(empty, empty, arm).variables() if empty else {}
 
 
-def trl_row(arm: str, steps: int) -> Row:
-    require_package("trl")
-    if arm.endswith("-liger"):
-        require_package("liger_kernel")
+def row_of_trl(arm: str, steps: int) -> Row:
     model = arm.partition("-")[0]
     chosen = TRL_ARMS[arm]
     options = {
         "model_name_or_path": str(resolve_model(f"random://qwen3?{SHAPES[model]}")),
-        "num_generations": 8,
         "gradient_accumulation_steps": 128 // chosen["per_device_train_batch_size"],
         "max_completion_length": response_tokens(model),
-        "bf16": True,
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_enable_sleep_mode": True,
     }
-    config = Path(mkdtemp()) / "trl.yaml"
-    config.write_text(yaml.safe_dump(options | chosen))
-    command = [sys.executable, "-m", "bench.programs.trl_steps", str(config), "--steps", str(steps)]
-    command += ["--given-up-on-memory"] if arm == "8b-trl-float32" else []
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-    return {"exit_code": done.returncode, **measured}
+    given_up = ["--given-up-on-memory"] if arm == "8b-trl-float32" else []
+    return trl_row(COLOCATED | options | chosen, "--steps", str(steps), *given_up)
 
 
 ARMS = Arms(
@@ -110,7 +91,7 @@ ARMS = Arms(
     warm_up_steps=2,
     card_bytes=lambda arm: SMALL_CARD_BYTES if arm == "8b-80gib" else None,
     variables=variables_of,
-    others={arm: partial(trl_row, arm) for arm in TRL_ARMS},
+    others={arm: partial(row_of_trl, arm) for arm in TRL_ARMS},
     smoke_names=["0.6b"],
 )
 

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.harness.run_arms import Arms
-from bench.programs.mixed_lengths import model_with_ends
+from bench.harness.run_arms import Arms, model_with_ends
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import generating_job
 from rljob_trainer.hardware import visible_gpus

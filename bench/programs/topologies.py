@@ -18,13 +18,10 @@ counted. The idle share of each GPU is measured (NVML). `--smoke`: a tiny model 
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from bench.harness.run_arms import Arms
+from bench.harness.run_arms import Arms, model_with_ends
 from rljob_testing.plan_accuracy.jobs import generating_job
-from rljob_trainer.models.resolve import resolve_model
 
 SPECS: dict[str, dict[str, Any]] = {
     "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},
@@ -47,18 +44,11 @@ def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
     if kind in MIXED:
         del algorithm["ignoreEndOfSequence"]
         algorithm["maxResponseTokens"] = 16 if smoke else 4000
-        job["model"]["uri"] = model_that_ends(job["model"]["uri"] + "&seed=1")
+        model = model_with_ends("smoke" if smoke else size, 20 if smoke else MEAN_LENGTH)
+        job["model"]["uri"] = f"file://{model}"
     if kind == "partial":
         algorithm["partialRolloutPrompts"] = 1 if smoke else 8
     return SPECS["overlapped" if kind in MIXED else kind] | job
-
-
-def model_that_ends(uri: str) -> str:
-    """The URI of a copy of the random model in which 1 of `MEAN_LENGTH` tokens is an end of sequence."""
-    directory: Path = resolve_model(uri)
-    ends = max(json.loads((directory / "config.json").read_text())["vocab_size"] // MEAN_LENGTH, 8)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(2, 2 + ends))}))
-    return f"file://{directory}"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import pynvml
 import yaml
 
 from bench.harness.record import RESULTS, as_json, record_row, require_gpus, require_package
+from bench.harness.trl import COLOCATED, measured_by, trl_command
 from rljob_memory.hardware import type_of_product
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import SHAPES
@@ -37,19 +38,13 @@ from rljob_trainer.models.resolve import resolve_model
 NAME = "trl_accuracy"
 NOTE = "TRL's GRPOTrainer with vLLM on the same GPU, Qwen3 shapes, random weights, responses of the maximum length"
 STEPS, SECONDS = 3, 150.0
-USUAL: dict[str, Any] = {
-    "num_generations": 8,
-    "max_prompt_length": 16,
-    "bf16": True,
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-}
 
 
 def options(
     responses: int, tokens: int, micro_batch: int, share: float, *, sleeps: bool, checkpointing: bool, **others: Any
 ) -> dict[str, Any]:
-    return USUAL | {
+    return COLOCATED | {
+        "max_prompt_length": 16,
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": responses // micro_batch,
         "max_completion_length": tokens,
@@ -89,15 +84,15 @@ def row_of(name: str, directory: Path, gpu: str, gpus: Sequence[Any], most_secon
     size, given = CONFIGURATIONS.get(name, ("smoke", SMOKE))
     config = directory / f"{name}.yaml"
     directory.mkdir(parents=True, exist_ok=True)
-    config.write_text(yaml.safe_dump({"model_name_or_path": str(resolve_model(uri_of(size)))} | dict(given)))
+    options_of_model = {"model_name_or_path": str(resolve_model(uri_of(size)))} | dict(given)
+    command = trl_command(config, options_of_model, "--steps", str(STEPS), "--warm-up-steps", "1")
     environment = dict(os.environ)
     if gpus:
         number = pynvml.nvmlDeviceGetIndex(gpus[0])
         environment |= {"CUDA_VISIBLE_DEVICES": str(number), "MASTER_PORT": str(29_600 + number)}
-    command = [sys.executable, "-m", "bench.programs.trl_steps", str(config), "--steps", str(STEPS)]
     with (directory / f"{name}.log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
-            [*command, "--warm-up-steps", "1"],
+            command,
             check=False,
             env=environment,
             stdout=subprocess.PIPE,
@@ -106,10 +101,9 @@ def row_of(name: str, directory: Path, gpu: str, gpus: Sequence[Any], most_secon
             timeout=most_seconds if gpus else None,
         )
         log.write(done.stdout)
-    measured = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     predicted = plan_of(size if gpus else "0.6b", given, gpu)
     row = {"arm": name, "gpu": gpu, "options": dict(given), "exit_code": done.returncode, "predicted": predicted}
-    return row | {"measured": measured}
+    return row | {"measured": measured_by(done)}
 
 
 def plan_of(size: str, given: Mapping[str, Any], gpu: str) -> dict[str, Any]:
