@@ -46,7 +46,7 @@ def test_a_manifest_is_checked_as_far_as_possible(tmp_path: Path) -> None:
 
 
 def test_a_log_is_diagnosed() -> None:
-    log = ROOT / "tests" / "data" / "oom" / "ActivationSpike" / "framepack-382.txt"
+    log = ROOT / "tests" / "data" / "oom" / "ActivationSpike" / "induced-attention-over-a-long-text.txt"
     assert "ActivationSpike" in rljob("diagnose", log).stdout
 
 

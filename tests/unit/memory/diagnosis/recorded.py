@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
+
+import yaml
 
 from rljob_api.quantity import quantity_bytes
 from rljob_memory.diagnosis import Diagnosis, FailureClass, diagnose
-from rljob_memory.evidence import CollectedEvidence, read_evidence
+from rljob_memory.evidence import CollectedEvidence
 from rljob_memory.evidence.collected import EvidenceBuilder
 from rljob_memory.evidence.log_reader import LogReader
 from rljob_testing.induced_failures.recorded_evidence import evidence_of_files
@@ -33,21 +36,28 @@ def public_failures() -> list[dict[str, Any]]:
     return json_lines(DATA / "public_failures.jsonl")
 
 
-def recorded_failures() -> list[tuple[FailureClass, Path]]:
-    """Each failure with its class."""
-    return [(FailureClass(path.parent.name), path) for path in sorted(RECORDED.glob("*/*"))]
+def recorded_failures() -> list[tuple[FailureClass, PurePath]]:
+    """The class and the place, CLASS/NAME, of each failure."""
+    runs = (path.relative_to(RECORDED) for path in RECORDED.glob("*/*.json"))
+    return [(FailureClass(place.parent.name), place) for place in sorted([*runs, *recorded_texts()])]
 
 
-def recorded_texts() -> list[Path]:
-    """Recorded failures that have only a log."""
-    return sorted(RECORDED.glob("*/*.txt"))
+@cache
+def recorded_texts() -> dict[PurePath, str]:
+    """The logs of the recorded failures that have nothing else, by their place."""
+    texts: dict[PurePath, str] = {}
+    for path in RECORDED.glob("*/*.txt"):
+        texts[path.relative_to(RECORDED).with_suffix("")] = path.read_text()
+    for of_class, excerpts in yaml.safe_load((RECORDED / "excerpts.yaml").read_text()).items():
+        texts |= {PurePath(of_class, name): text for name, text in excerpts.items()}
+    return dict(sorted(texts.items()))
 
 
-def recorded_evidence(failure: Path) -> CollectedEvidence:
+def recorded_evidence(place: PurePath) -> CollectedEvidence:
     """Read a recorded failure: a log, or the files of a run's directory in one JSON document."""
-    if failure.suffix == ".json":
-        return evidence_of_files(json.loads(failure.read_text(encoding="utf-8"))["files"])
-    return read_evidence(failure)
+    if place.suffix == ".json":
+        return evidence_of_files(json.loads((RECORDED / place).read_text(encoding="utf-8"))["files"])
+    return evidence_of(recorded_texts()[place])
 
 
 def evidence_of(text: str | bytes) -> CollectedEvidence:

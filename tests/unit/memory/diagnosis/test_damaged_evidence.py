@@ -27,7 +27,7 @@ from rljob_memory.sizes import MIB
 from rljob_testing.memory_plans import memory_failure
 from tests.unit.memory.diagnosis.recorded import SURE, diagnoses_of, evidence_of, public_failures, recorded_texts
 
-TEXTS = {path: path.read_bytes() for path in recorded_texts()}
+TEXTS = {path: text.encode() for path, text in recorded_texts().items()}
 texts = st.sampled_from(sorted(TEXTS))
 
 
@@ -84,7 +84,7 @@ def test_garbage_around_a_failure_does_not_change_its_diagnosis(path: Any) -> No
 
 # --- a failure in another dress: prefixes, JSON, HTML, broken or joined lines, cut messages ---
 
-CASES = {path.name: (path.read_text(), (path.parent.name,)) for path in recorded_texts()[::3]} | {
+CASES = {path.stem: (text, (path.parent.name,)) for path, text in [*recorded_texts().items()][::3]} | {
     f"{case['set']}/{case['name']}": (case["text"], tuple(case["label"])) for case in public_failures()[::4]
 }
 """Texts with their accepted classes: some of the recorded failures, and of those in public threads."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from typer.testing import CliRunner
 
 from rljob_client.cli import app
-from tests.unit.memory.diagnosis.recorded import RECORDED
-
-FRAGMENTED = RECORDED / "Fragmentation" / "mgfn-35.txt"
+from tests.unit.memory.diagnosis.recorded import recorded_texts
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["diagnose", *arguments])
     return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def fragmented(tmp_path: Path) -> str:
+    """A log of a failure of the class Fragmentation."""
+    log = tmp_path / "fragmented.log"
+    log.write_text(recorded_texts()[PurePath("Fragmentation/mgfn-35")])
+    return str(log)
 
 
 @pytest.fixture
@@ -27,8 +33,8 @@ def healthy(tmp_path: Path) -> str:
     return str(log)
 
 
-def test_json_is_a_list_best_first() -> None:
-    code, output, _ = invoke(str(FRAGMENTED), "--json")
+def test_json_is_a_list_best_first(fragmented: str) -> None:
+    code, output, _ = invoke(fragmented, "--json")
     diagnoses = json.loads(output)
     assert code == 0
     assert all(each.keys() == {"class", "confidence", "message", "numbers", "advice"} for each in diagnoses)
@@ -56,15 +62,15 @@ def test_json_is_a_list_best_first() -> None:
         ),
     ],
 )
-def test_the_output_has_the_class_its_numbers_and_advice(options: list[str], parts: list[str]) -> None:
-    code, output, _ = invoke(str(FRAGMENTED), *options)
+def test_the_output_has_the_class_its_numbers_and_advice(fragmented: str, options: list[str], parts: list[str]) -> None:
+    code, output, _ = invoke(fragmented, *options)
     assert code == 0
     text = " ".join(output.split())
     assert [part for part in parts if part not in text] == []
 
 
-def test_an_explanation_as_json_has_causes_and_balances() -> None:
-    found = json.loads(invoke(str(FRAGMENTED), "--json", "--explain")[1])
+def test_an_explanation_as_json_has_causes_and_balances(fragmented: str) -> None:
+    found = json.loads(invoke(fragmented, "--json", "--explain")[1])
     assert [diagnosis["class"] for diagnosis in found["diagnoses"]][:1] == ["Fragmentation"]
     largest = found["explanation"]["causes"][0]
     assert (largest["class"], largest["weight"]) == ("Fragmentation", "CERTAIN")
@@ -81,9 +87,9 @@ def test_a_job_without_a_failure_gets_a_message(healthy: str) -> None:
     assert output.startswith("No out-of-memory failure found in")
 
 
-def test_the_exit_code_reports_a_failure_if_requested(healthy: str) -> None:
-    assert invoke(str(FRAGMENTED))[0] == 0
-    assert invoke(str(FRAGMENTED), "--exit-code")[0] == 1
+def test_the_exit_code_reports_a_failure_if_requested(fragmented: str, healthy: str) -> None:
+    assert invoke(fragmented)[0] == 0
+    assert invoke(fragmented, "--exit-code")[0] == 1
     assert invoke(healthy, "--exit-code")[0] == 0
 
 
@@ -125,8 +131,7 @@ def test_an_invalid_summary_changes_nothing(tmp_path: Path, content: str) -> Non
     assert "another reason" not in invoke(str(tmp_path))[1]
 
 
-def test_only_the_log_of_an_rljob_gets_its_fields(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_bytes(FRAGMENTED.read_bytes())
+def test_only_the_log_of_an_rljob_gets_its_fields(fragmented: str, tmp_path: Path) -> None:
     assert "memory.expandableSegments" not in invoke(str(tmp_path))[1]
     (tmp_path / "ledger.jsonl").write_text('{"kind": "attempt", "attempt": 1}\n')
     assert "memory.expandableSegments" in invoke(str(tmp_path))[1]

@@ -13,7 +13,7 @@ import ast
 import re
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -141,14 +141,14 @@ def test_the_first_diagnosis_of_a_thread_is_as_labelled(excerpt: dict[str, Any])
 
 
 @pytest.mark.parametrize(("expected", "path"), RECORDED, ids=[f"{cls}-{path.stem}" for cls, path in RECORDED])
-def test_the_recorded_class_comes_first_and_no_other_is_sure(expected: FailureClass, path: Path) -> None:
+def test_the_recorded_class_comes_first_and_no_other_is_sure(expected: FailureClass, path: PurePath) -> None:
     diagnoses = diagnose(recorded_evidence(path))
     assert [str(each.failure_class) for each in diagnoses][:1] == [str(expected)]
     assert {each.failure_class for each in diagnoses if each.confidence > SURE} <= {expected}
 
 
 @pytest.mark.parametrize(("expected", "path"), RECORDED, ids=[f"{cls}-{path.stem}" for cls, path in RECORDED])
-def test_a_recorded_class_does_not_depend_on_the_text(expected: FailureClass, path: Path) -> None:
+def test_a_recorded_class_does_not_depend_on_the_text(expected: FailureClass, path: PurePath) -> None:
     """The account of the failure, as JSON and without a message, has all that its diagnosis needs."""
     evidence = recorded_evidence(path)
     assert evidence.failure is not None

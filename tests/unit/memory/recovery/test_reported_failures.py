@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_memory_of_others_on_the_policys_gpu_is_no_engine(tmp_path: Path, topolo
 
 
 @pytest.mark.parametrize(("cause", "path"), recorded_failures(), ids=lambda value: getattr(value, "stem", str(value)))
-def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, path: Path) -> None:
+def test_every_recorded_failure_has_a_remedy_of_its_class(cause: FailureClass, path: PurePath) -> None:
     role: Role = "rollout" if cause in (FailureClass.KV_CACHE_OVERSIZED, FailureClass.ALLOCATOR_CACHE) else "policy"
     phase: Phase = "sync" if cause is FailureClass.WEIGHT_SYNC_SPIKE else "update"
     evidence = failure(*diagnosis_statuses(diagnose(recorded_evidence(path))), role=role, phase=phase)
