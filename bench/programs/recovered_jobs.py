@@ -1,8 +1,8 @@
 """Jobs that run out of memory on this machine, each without recovery and with it.
 
-    python -m bench.programs.recovered_jobs --output DIR [--jobs DIR] [--only JOB …] [--device cpu]
+    python -m bench.programs.recovered_jobs --output DIR [--jobs FILE] [--only JOB …] [--device cpu]
 
-The jobs are in bench/programs/failing_jobs; its README describes them. After each job, `DIR/recovered_jobs.json` is
+The jobs are in bench/programs/failing_jobs.yaml, which describes its fields. After each job, `DIR/recovered_jobs.json` is
 complete up to that job and `DIR/recorded.tar.gz` has the ledgers and the evidence. A second run with the same DIR
 resumes with the jobs that are not recorded there; to extend an older record, put it into DIR. About two minutes per job
 on one H200.
@@ -40,7 +40,7 @@ from rljob_testing.induced_failures.induce import diagnose
 from rljob_testing.induced_failures.recorded_evidence import pack
 from rljob_testing.machine import run_for
 
-JOBS = Path(__file__).parent / "failing_jobs"
+JOBS = Path(__file__).with_name("failing_jobs.yaml")
 LONGEST_RUN_SECONDS = 150
 # Compiled kernels would save memory that these jobs are to run out of, and take long to make.
 VARIABLES = {"TORCH_COMPILE_DISABLE": "1"}
@@ -48,15 +48,16 @@ OUT_OF_MEMORY = (ExitCode.DEVICE_OUT_OF_MEMORY, ExitCode.HOST_OUT_OF_MEMORY, Exi
 
 Row = dict[str, Any]
 Job = Mapping[str, Any]
-"""A file of failing_jobs, whose README describes the fields."""
+"""An entry of `jobs`."""
 
 
 def main(output: Path, jobs: Path, only: Sequence[str], device: str) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    failing: dict[str, Job] = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(jobs.glob("*.yaml"))}
-    plan, manifest = failing.pop("plan"), failing.pop("manifest")
+    given = yaml.safe_load(jobs.read_text())
+    plan, manifest = given["plan"], given["manifest"]
+    failing: dict[str, Job] = given["jobs"]
     if unknown := set(only) - set(failing):
-        sys.exit(f"expected names of files in {jobs}, found {', '.join(sorted(unknown))}")
+        sys.exit(f"expected names of jobs in {jobs}, found {', '.join(sorted(unknown))}")
     path = output / "recovered_jobs.json"
     rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
     if not rows:
@@ -154,7 +155,7 @@ def diagnoses_of(name: str, job: Job, output: Path) -> list[Row]:
     shutil.rmtree(failure, ignore_errors=True)
     try:
         (output / "runs" / name / "without" / "run").rename(failure)
-        pack(failure, output / "recorded", f"job {name} of bench/programs/failing_jobs")
+        pack(failure, output / "recorded", f"job {name} of bench/programs/failing_jobs.yaml")
         return [{key: found[key] for key in ("class", "confidence")} for found in diagnose(failure)]
     except (subprocess.SubprocessError, ValueError, OSError) as problem:
         return [{"problem": str(problem)[:300]}]
@@ -162,7 +163,7 @@ def diagnoses_of(name: str, job: Job, output: Path) -> list[Row]:
 
 def save(rows: list[Row], output: Path) -> None:
     """Write the record and the packed evidence so far."""
-    record("recovered_jobs", rows, "each job of bench/programs/failing_jobs, without recovery and with", output)
+    record("recovered_jobs", rows, "each job of bench/programs/failing_jobs.yaml, without recovery and with", output)
     with tarfile.open(output / "recorded.tar.gz", "w:gz") as archive:
         if (output / "recorded").exists():
             archive.add(output / "recorded", "recorded")
@@ -173,7 +174,7 @@ def save(rows: list[Row], output: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="where runs and record go")
-    parser.add_argument("--jobs", type=Path, default=JOBS, help="folder with the jobs")
+    parser.add_argument("--jobs", type=Path, default=JOBS, help="file with the jobs")
     parser.add_argument("--only", nargs="*", default=[], metavar="JOB", help="jobs to run, recorded or not")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     main(**vars(parser.parse_args()))
