@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -12,41 +13,29 @@ class ExitCode(IntEnum):
     at 126).
     """
 
-    COMPLETE = 0
-    ERROR = 1
-    INVALID_MANIFEST = 2
-    DEVICE_OUT_OF_MEMORY = 80
-    HOST_OUT_OF_MEMORY = 81
-    SHARED_MEMORY_EXHAUSTED = 82
-    WORKER_LOST = 83
-    BAD_INPUT = 84
-    OUTPUT_UNAVAILABLE = 85
-    RESTART_IN_PLACE = 86
-    INTERRUPTED = 130
-    TERMINATED = 143
+    meaning: str
+    """Description for log messages and documentation."""
 
-    @property
-    def meaning(self) -> str:
-        """Description for log messages and documentation."""
-        return _MEANING[self]
+    def __new__(cls, value: int, meaning: str = "") -> Self:
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    COMPLETE = 0, "all steps are committed"
+    ERROR = 1, "an unexpected error; see the log"
+    INVALID_MANIFEST = 2, "the manifest or the command line is invalid; nothing was started"
+    DEVICE_OUT_OF_MEMORY = 80, "a GPU ran out of memory; a change of the memory plan is expected to help"
+    HOST_OUT_OF_MEMORY = 81, "the container or the machine ran out of host memory"
+    SHARED_MEMORY_EXHAUSTED = 82, "/dev/shm is full"
+    WORKER_LOST = 83, "a policy rank or a rollout engine died or hung, or Ray did not start"
+    BAD_INPUT = 84, "the model, the task or its reward function cannot be used"
+    OUTPUT_UNAVAILABLE = 85, "the output directory is full, not writable, or in use by another run"
+    RESTART_IN_PLACE = 86, "requests a restart of all containers of the pod, for the next attempt"
+    INTERRUPTED = 130, "stopped by SIGINT; the same command resumes the run"
+    TERMINATED = 143, "stopped by SIGTERM; the same command resumes the run"
 
     @property
     def retry(self) -> bool:
         """True if a restart can help without a change of the manifest or the inputs."""
         return self not in (ExitCode.COMPLETE, ExitCode.INVALID_MANIFEST, ExitCode.BAD_INPUT)
-
-
-_MEANING = {
-    ExitCode.COMPLETE: "all steps are committed",
-    ExitCode.ERROR: "an unexpected error; see the log",
-    ExitCode.INVALID_MANIFEST: "the manifest or the command line is invalid; nothing was started",
-    ExitCode.DEVICE_OUT_OF_MEMORY: "a GPU ran out of memory; a change of the memory plan is expected to help",
-    ExitCode.HOST_OUT_OF_MEMORY: "the container or the machine ran out of host memory",
-    ExitCode.SHARED_MEMORY_EXHAUSTED: "/dev/shm is full",
-    ExitCode.WORKER_LOST: "a policy rank or a rollout engine died or hung, or Ray did not start",
-    ExitCode.BAD_INPUT: "the model, the task or its reward function cannot be used",
-    ExitCode.OUTPUT_UNAVAILABLE: "the output directory is full, not writable, or in use by another run",
-    ExitCode.RESTART_IN_PLACE: "requests a restart of all containers of the pod, for the next attempt",
-    ExitCode.INTERRUPTED: "stopped by SIGINT; the same command resumes the run",
-    ExitCode.TERMINATED: "stopped by SIGTERM; the same command resumes the run",
-}

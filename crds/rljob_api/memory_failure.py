@@ -7,7 +7,7 @@ termination message, in a StepReport. It is bounded, so that it fits there.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -28,118 +28,71 @@ ProcessName = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 """Name of a program, which the kernel cuts after 15 characters."""
 
 
-class FailureKind(StrEnum):
+class _Described(StrEnum):
+    """Values, each with its meaning in one clause."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+
+class FailureKind(_Described):
     """The memory that ran out, and the program that requested it. The cause is diagnosed separately."""
 
-    ALLOCATOR = "Allocator"
-    DRIVER = "Driver"
-    FRAGMENTED = "Fragmented"
-    COMPILED = "Compiled"
-    MATH_LIBRARY = "MathLibrary"
-    NCCL = "Nccl"
-    ENGINE_WAKE = "EngineWake"
-    ENGINE_SLEEP = "EngineSleep"
-    ENGINE_START = "EngineStart"
-    ENGINE_PROFILING = "EngineProfiling"
-    ENGINE_UNBALANCED = "EngineUnbalanced"
-    ENGINE_WARM_UP = "EngineWarmUp"
-    KV_CACHE_TOO_SMALL = "KVCacheTooSmall"
-    HOST = "Host"
-    KILLED = "Killed"
-    LOST = "Lost"
-    SHARED_MEMORY = "SharedMemory"
-    SHARED_SEGMENT = "SharedSegment"
-    SEMAPHORE = "Semaphore"
-    BUS_ERROR = "BusError"
-    OBJECT_STORE = "ObjectStore"
-    LIMIT = "Limit"
-    NO_MESSAGE = "NoMessage"
-    UNFAMILIAR = "Unfamiliar"
-
-    @property
-    def meaning(self) -> str:
-        """The kind in one clause."""
-        return _MEANING[self]
+    ALLOCATOR = "Allocator", "torch's allocator could not get GPU memory"
+    DRIVER = "Driver", "the GPU had no memory left"
+    FRAGMENTED = "Fragmented", "no piece of the allocator's free GPU memory was large enough"
+    COMPILED = "Compiled", "a compiled program needs more memory than the device has"
+    MATH_LIBRARY = "MathLibrary", "cuBLAS or cuDNN could not get GPU memory"
+    NCCL = "Nccl", "NCCL could not get GPU memory"
+    ENGINE_WAKE = "EngineWake", "the engine could not map its memory when it woke"
+    ENGINE_SLEEP = "EngineSleep", "memory in use grew while the engine went to sleep"
+    ENGINE_START = "EngineStart", "less GPU memory was free than the engine's configured share"
+    ENGINE_PROFILING = "EngineProfiling", "memory changed while the engine measured it"
+    ENGINE_UNBALANCED = "EngineUnbalanced", "one GPU had less free memory than the others when the engine started"
+    ENGINE_WARM_UP = "EngineWarmUp", "the engine ran out of memory during its warm-up"
+    KV_CACHE_TOO_SMALL = "KVCacheTooSmall", "the engine's budget leaves too little for its KV cache"
+    HOST = "Host", "the host or the container ran out of memory"
+    KILLED = "Killed", "a process was killed by SIGKILL"
+    LOST = "Lost", "a process of Ray was lost, for one of several reasons"
+    SHARED_MEMORY = "SharedMemory", "/dev/shm is full"
+    SHARED_SEGMENT = "SharedSegment", "NCCL could not create a segment in /dev/shm"
+    SEMAPHORE = "Semaphore", "a semaphore could not be created in /dev/shm"
+    BUS_ERROR = "BusError", "a process died of a bus error"
+    OBJECT_STORE = "ObjectStore", "Ray's object store is full"
+    LIMIT = "Limit", "a limit on the process's GPU memory was reached"
+    NO_MESSAGE = "NoMessage", "a process exited with an out-of-memory code and without a message"
+    UNFAMILIAR = "Unfamiliar", "a program reported a shortage of memory"
 
 
-_MEANING = {
-    FailureKind.ALLOCATOR: "torch's allocator could not get GPU memory",
-    FailureKind.DRIVER: "the GPU had no memory left",
-    FailureKind.FRAGMENTED: "no piece of the allocator's free GPU memory was large enough",
-    FailureKind.COMPILED: "a compiled program needs more memory than the device has",
-    FailureKind.MATH_LIBRARY: "cuBLAS or cuDNN could not get GPU memory",
-    FailureKind.NCCL: "NCCL could not get GPU memory",
-    FailureKind.ENGINE_WAKE: "the engine could not map its memory when it woke",
-    FailureKind.ENGINE_SLEEP: "memory in use grew while the engine went to sleep",
-    FailureKind.ENGINE_START: "less GPU memory was free than the engine's configured share",
-    FailureKind.ENGINE_PROFILING: "memory changed while the engine measured it",
-    FailureKind.ENGINE_UNBALANCED: "one GPU had less free memory than the others when the engine started",
-    FailureKind.ENGINE_WARM_UP: "the engine ran out of memory during its warm-up",
-    FailureKind.KV_CACHE_TOO_SMALL: "the engine's budget leaves too little for its KV cache",
-    FailureKind.HOST: "the host or the container ran out of memory",
-    FailureKind.KILLED: "a process was killed by SIGKILL",
-    FailureKind.LOST: "a process of Ray was lost, for one of several reasons",
-    FailureKind.SHARED_MEMORY: "/dev/shm is full",
-    FailureKind.SHARED_SEGMENT: "NCCL could not create a segment in /dev/shm",
-    FailureKind.SEMAPHORE: "a semaphore could not be created in /dev/shm",
-    FailureKind.BUS_ERROR: "a process died of a bus error",
-    FailureKind.OBJECT_STORE: "Ray's object store is full",
-    FailureKind.LIMIT: "a limit on the process's GPU memory was reached",
-    FailureKind.NO_MESSAGE: "a process exited with an out-of-memory code and without a message",
-    FailureKind.UNFAMILIAR: "a program reported a shortage of memory",
-}
+class Activity(_Described):
+    """The work of a process at the moment of a failure. Its meaning is worded to follow `during`."""
+
+    WAKE = "WakeUp", "waking the engine up"
+    SLEEP = "Sleep", "putting the engine to sleep"
+    PINNING = "Pinning", "pinning host memory"
+    OPTIMIZER = "OptimizerStep", "the optimizer's step"
+    WEIGHT_SYNC = "WeightSync", "the weight sync"
+    GATHERING = "Gathering", "gathering the full parameters"
+    CHECKPOINT = "Checkpoint", "saving a checkpoint"
+    MODEL_LOAD = "ModelLoad", "loading the model"
+    KV_CACHE = "KVCache", "allocating the KV cache"
+    ENGINE_PROFILING = "EngineProfiling", "the engine's profiling pass"
+    ENGINE_WARM_UP = "EngineWarmUp", "the engine's warm-up"
+    GRAPH_CAPTURE = "GraphCapture", "capturing CUDA graphs"
+    SAMPLING = "Sampling", "sampling"
+    LOGITS = "Logits", "computing logits or log-probabilities"
+    BACKWARD = "Backward", "the backward pass"
+    ENGINE_STEP = "EngineStep", "a step of the engine"
+    GENERATION = "Generation", "generation"
+    COLLECTING = "Collecting", "collecting the results of batches"
+    FORWARD = "Forward", "the forward pass"
 
 
-class Activity(StrEnum):
-    """The work of a process at the moment of a failure."""
-
-    WAKE = "WakeUp"
-    SLEEP = "Sleep"
-    PINNING = "Pinning"
-    OPTIMIZER = "OptimizerStep"
-    WEIGHT_SYNC = "WeightSync"
-    GATHERING = "Gathering"
-    CHECKPOINT = "Checkpoint"
-    MODEL_LOAD = "ModelLoad"
-    KV_CACHE = "KVCache"
-    ENGINE_PROFILING = "EngineProfiling"
-    ENGINE_WARM_UP = "EngineWarmUp"
-    GRAPH_CAPTURE = "GraphCapture"
-    SAMPLING = "Sampling"
-    LOGITS = "Logits"
-    BACKWARD = "Backward"
-    ENGINE_STEP = "EngineStep"
-    GENERATION = "Generation"
-    COLLECTING = "Collecting"
-    FORWARD = "Forward"
-
-    @property
-    def meaning(self) -> str:
-        """The activity, worded to follow `during`."""
-        return _DURING[self]
-
-
-_DURING = {
-    Activity.WAKE: "waking the engine up",
-    Activity.SLEEP: "putting the engine to sleep",
-    Activity.PINNING: "pinning host memory",
-    Activity.OPTIMIZER: "the optimizer's step",
-    Activity.WEIGHT_SYNC: "the weight sync",
-    Activity.GATHERING: "gathering the full parameters",
-    Activity.CHECKPOINT: "saving a checkpoint",
-    Activity.MODEL_LOAD: "loading the model",
-    Activity.KV_CACHE: "allocating the KV cache",
-    Activity.ENGINE_PROFILING: "the engine's profiling pass",
-    Activity.ENGINE_WARM_UP: "the engine's warm-up",
-    Activity.GRAPH_CAPTURE: "capturing CUDA graphs",
-    Activity.SAMPLING: "sampling",
-    Activity.LOGITS: "computing logits or log-probabilities",
-    Activity.BACKWARD: "the backward pass",
-    Activity.ENGINE_STEP: "a step of the engine",
-    Activity.GENERATION: "generation",
-    Activity.COLLECTING: "collecting the results of batches",
-    Activity.FORWARD: "the forward pass",
-}
 _SAME = 0.005
 """Most difference between equal sizes, which messages print with two decimals."""
 _NOTABLE = 0.1
