@@ -5,21 +5,19 @@ python charts/generate.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rljob_api.generate import REPOSITORY, write
 from rljob_operator.options import OperatorOption, options
 from rljob_operator.settings import Group, OperatorSettings
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "charts" / "rljob-operator"
 MANIFESTS = REPOSITORY / "crds" / "manifests"
 EXAMPLES = ("digits", "digits-cpu")
@@ -171,21 +169,5 @@ def _shown(default: Any) -> str:
     return f"`{text}`" if text else "empty"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not up to date")
-    check = parser.parse_args().check
-    files = {REPOSITORY / name: text for name, text in generated_files().items()}
-    stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        if check:
-            print(f"{path.relative_to(REPOSITORY)} is not up to date: run charts/generate.py", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[path], encoding="utf-8")
-            print(path.relative_to(REPOSITORY))
-    return 1 if check and stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(generated_files, __doc__))

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -213,11 +213,13 @@ def _rewards() -> Iterator[list[str]]:
     yield from ([f"`{name}`", " ".join((row.args.__doc__ or "").split())] for name, row in BUILT_IN_REWARDS.items())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def write(generate: Callable[[], dict[str, str]], description: str | None) -> int:
+    """Write the files that differ from what `generate` returns, the text of each by its path in the repository. With
+    --check, name them instead, and return 1 if there are any."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not up to date")
     check = parser.parse_args().check
-    files = {REPOSITORY / name: text for name, text in generated_files().items()}
+    files = {REPOSITORY / name: text for name, text in generate().items()}
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if check:
@@ -230,4 +232,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write(generated_files, __doc__))
