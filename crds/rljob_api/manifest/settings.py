@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rljob_api.manifest.yaml_document import Document, Path, explain, read_documents
+from rljob_api.manifest.yaml_document import Document, Path, explain, is_within, read_documents
 
 _PART = re.compile(r"([A-Za-z_][\w-]*)((?:\[\d+\])*)")
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
@@ -36,11 +36,11 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
         document = replace(
             document,
             data=_with_value(document.data, path, value, setting),
-            lines={field: line for field, line in document.lines.items() if not _is_within(field, path)},
-            duplicates=[each for each in document.duplicates if not _is_within(each.path, path)],
-            written={field: text for field, text in document.written.items() if not _is_within(field, path)}
+            lines={field: line for field, line in document.lines.items() if not is_within(field, path)},
+            duplicates=[each for each in document.duplicates if not is_within(each.path, path)],
+            written={field: text for field, text in document.written.items() if not is_within(field, path)}
             | {(*path, *field): text for field, text in written.items()},
-            set_by={field: text for field, text in document.set_by.items() if not _is_within(field, path)}
+            set_by={field: text for field, text in document.set_by.items() if not is_within(field, path)}
             | {path: setting},
         )
     return document
@@ -49,14 +49,10 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 def setting_of(document: Document, field: Path) -> str | None:
     """The setting that has set or created `field`; None if it is in the file."""
     for path, setting in sorted(document.set_by.items(), key=lambda each: -len(each[0])):
-        created = _is_within(path, field) and field not in document.lines
-        if created or _is_within(field, path):
+        created = is_within(path, field) and field not in document.lines
+        if created or is_within(field, path):
             return setting
     return None
-
-
-def _is_within(path: Path, outer: Path) -> bool:
-    return path[: len(outer)] == outer
 
 
 def _path(setting: str, name: str, has_value: bool) -> Path:

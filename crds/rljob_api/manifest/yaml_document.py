@@ -68,7 +68,7 @@ def read_documents(text: str) -> Iterator[Document]:
                 if (
                     path
                     and path in document.lines
-                    and not any(_is_within(path, duplicate.path) for duplicate in document.duplicates)
+                    and not any(is_within(path, duplicate.path) for duplicate in document.duplicates)
                 ):
                     document.duplicates.append(Duplicate(path, document.lines[path]))
                 document.lines[path] = line
@@ -90,7 +90,8 @@ def _with_spaces(text: str) -> str:
     return text
 
 
-def _is_within(path: Path, outer: Path) -> bool:
+def is_within(path: Path, outer: Path) -> bool:
+    """True if the field at `path` is that at `outer`, or a part of it."""
     return path[: len(outer)] == outer
 
 
