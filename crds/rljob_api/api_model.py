@@ -166,6 +166,15 @@ class Text:
         return text
 
 
+ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+"""Schema extension of a list that server-side apply replaces as a whole."""
+
+
+def keyed_by(field: str) -> dict[str, Any]:
+    """Schema extension of a list of objects that server-side apply merges by their value of `field`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
 _IMMUTABLE = "cannot change after the job is created"
 
 

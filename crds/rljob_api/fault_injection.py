@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Rule
+from rljob_api.api_model import ATOMIC, ApiModel, Rule
 
 FaultClass = Literal[
     "Fragmentation",
@@ -72,9 +72,7 @@ class FaultInjection(ApiModel):
     enabled: bool = False
     """If true, RLJob injects the faults."""
 
-    faults: Annotated[list[Fault], Field(max_length=_MAX_FAULTS)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    faults: list[Fault] = Field(default_factory=list, max_length=_MAX_FAULTS, json_schema_extra=ATOMIC)
     """Faults to inject."""
 
     rules: ClassVar[tuple[Rule, ...]] = (

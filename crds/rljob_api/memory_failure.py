@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Count, Timestamp
+from rljob_api.api_model import ATOMIC, ApiModel, Count, Timestamp
 from rljob_api.plan_change import Phase, Role
 
 MAX_SAMPLES_KEPT = 32
@@ -145,9 +145,7 @@ class DeviceMemory(ApiModel):
     largest_cached_block_bytes: Count | None = None
     """Largest free piece of the cache."""
 
-    others: Annotated[list[GpuProcess], Field(max_length=MAX_PROCESSES_NAMED)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    others: list[GpuProcess] = Field(default_factory=list, max_length=MAX_PROCESSES_NAMED, json_schema_extra=ATOMIC)
     """Other processes on the GPU, as far as they are known."""
 
     @property
@@ -286,9 +284,7 @@ class MemoryFailure(ApiModel):
     activity: Activity | None = None
     """Work of the process, set by markers in its code, else found by the names in its stack."""
 
-    stack: Annotated[list[Frame], Field(max_length=MAX_FRAMES_KEPT)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    stack: list[Frame] = Field(default_factory=list, max_length=MAX_FRAMES_KEPT, json_schema_extra=ATOMIC)
     """Innermost frames of a process without markers, as `file in function`, the outermost first."""
 
     device: DeviceMemory | None = None
@@ -304,16 +300,14 @@ class MemoryFailure(ApiModel):
     """The engine on the GPU. Absent: there is none, or nothing is known of it."""
 
     siblings: Annotated[list[ProcessName], Field(max_length=MAX_PROCESSES_NAMED)] | None = Field(
-        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+        default=None, json_schema_extra=ATOMIC
     )
     """Names of the other processes of the container that have a GPU open. Absent: unknown."""
 
     host: HostUse | None = None
     """Host memory of the container."""
 
-    samples: Annotated[list[StepMemory], Field(max_length=MAX_SAMPLES_KEPT)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    samples: list[StepMemory] = Field(default_factory=list, max_length=MAX_SAMPLES_KEPT, json_schema_extra=ATOMIC)
     """Memory after the last steps, the latest one last."""
 
     @property

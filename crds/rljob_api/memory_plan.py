@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rljob_api.api_model import ApiModel, PositiveCount, Text, Toggle
+from rljob_api.api_model import ATOMIC, ApiModel, PositiveCount, Text, Toggle
 from rljob_api.quantity import AutoOrBytes, AutoOrCount
 
 ToggleOrPercent = Annotated[
@@ -143,7 +143,7 @@ class MemoryPlan(ApiModel):
     """Size of /dev/shm in each pod, in bytes. Absent: the operator's default."""
 
     excluded_nodes: list[Annotated[str, Field(max_length=253)]] = Field(
-        default_factory=list, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+        default_factory=list, max_length=16, json_schema_extra=ATOMIC
     )
     """Nodes that the job's pods avoid, because a foreign process held memory of a GPU there."""
 

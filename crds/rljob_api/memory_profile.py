@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Count, PositiveCount, Timestamp
+from rljob_api.api_model import ATOMIC, ApiModel, Count, PositiveCount, Timestamp, keyed_by
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.metadata import Metadata
@@ -46,7 +46,7 @@ class StartingProfile(ApiModel):
     facts: MemoryFacts | None = None
     """Model and machine of the profile. If the job has others, its trainer ignores the changes."""
 
-    changes: ProfileChanges = Field(default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    changes: ProfileChanges = Field(default_factory=list, json_schema_extra=ATOMIC)
     """Changed settings, which limit those of the first plan."""
 
 
@@ -100,12 +100,11 @@ class MemoryProfileStatus(ApiModel):
     plan: MemoryPlan
     """Memory plan that held, without nodes that the job avoided."""
 
-    changes: ProfileChanges = Field(default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"})
+    changes: ProfileChanges = Field(default_factory=list, json_schema_extra=ATOMIC)
     """Settings of the plan that were changed from the first plan. The next such job starts with them."""
 
     peaks: Annotated[list[RankMemory], Field(max_length=3)] = Field(
-        default_factory=list,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role"]},
+        default_factory=list, json_schema_extra=keyed_by("role")
     )
     """Memory of the process of each role with the largest peak, in the last step that its job reported."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Count, PositiveCount, Timestamp
+from rljob_api.api_model import ATOMIC, ApiModel, Count, PositiveCount, Timestamp, keyed_by
 from rljob_api.evaluation import EvaluationStatus
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import StartingProfile
@@ -98,9 +98,7 @@ class AttemptStatus(ApiModel):
     restarts_before: dict[str, int] = Field(default_factory=dict, json_schema_extra={"x-kubernetes-map-type": "atomic"})
     """Container restarts of those pods before it, by pod name. Kept for the latest attempt only."""
 
-    replacing_pods: list[str] = Field(
-        default_factory=list, max_length=1024, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    replacing_pods: list[str] = Field(default_factory=list, max_length=1024, json_schema_extra=ATOMIC)
     """Names of rollout pods that were lost and are being replaced, while the others generate."""
 
     pod_replacements: Count = 0
@@ -177,11 +175,7 @@ class RLJobStatus(ApiModel):
     observed_generation: Count | None = None
     """Generation of the spec that the status is based on."""
 
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    )
+    conditions: list[Condition] = Field(default_factory=list, max_length=16, json_schema_extra=keyed_by("type"))
     """Conditions Suspended, Fits, Scheduled, Running, MemoryPressure, Degraded, Recovering, Complete, Failed, Ready and
     Stalled."""
 
@@ -226,27 +220,19 @@ class RLJobStatus(ApiModel):
     alone."""
 
     plan_changes: list[PlanChange] = Field(
-        default_factory=list,
-        max_length=MAX_PLAN_CHANGES_KEPT,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["generation"]},
+        default_factory=list, max_length=MAX_PLAN_CHANGES_KEPT, json_schema_extra=keyed_by("generation")
     )
     """Latest changes of the memory plan, oldest first."""
 
     attempts: list[AttemptStatus] = Field(
-        default_factory=list,
-        max_length=MAX_ATTEMPTS_KEPT,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["number"]},
+        default_factory=list, max_length=MAX_ATTEMPTS_KEPT, json_schema_extra=keyed_by("number")
     )
     """Latest attempts, oldest first."""
 
     last_out_of_memory: OutOfMemoryStatus | None = None
     """Latest out-of-memory failure."""
 
-    pods: list[RolePods] = Field(
-        default_factory=list,
-        max_length=3,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role"]},
-    )
+    pods: list[RolePods] = Field(default_factory=list, max_length=3, json_schema_extra=keyed_by("role"))
     """Pods of each role, while an attempt runs."""
 
     display: StatusDisplay | None = None

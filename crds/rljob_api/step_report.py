@@ -3,11 +3,11 @@ RLJob."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from rljob_api.api_model import ApiModel, Count, PositiveCount, Seconds, Timestamp
+from rljob_api.api_model import ATOMIC, ApiModel, Count, PositiveCount, Seconds, Timestamp
 from rljob_api.evaluation import EvaluationStatus
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_failure import MemoryFailure
@@ -111,8 +111,8 @@ class Evidence(ApiModel):
     failure: MemoryFailure | None = None
     """Account of the failure by its process. Absent: the process could give none."""
 
-    diagnoses: Annotated[list[DiagnosisStatus], Field(max_length=MAX_DIAGNOSES_KEPT)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    diagnoses: list[DiagnosisStatus] = Field(
+        default_factory=list, max_length=MAX_DIAGNOSES_KEPT, json_schema_extra=ATOMIC
     )
     """Possible causes, likeliest first. The trainer diagnoses them from its logs and from memory samples over time."""
 
@@ -219,16 +219,14 @@ class StepReportStatus(ApiModel):
     seconds: PhaseSeconds | None = None
     """Duration of each phase of the last committed step, in seconds."""
 
-    memory: Annotated[list[RankMemory], Field(max_length=MAX_RANKS_REPORTED)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
+    memory: list[RankMemory] = Field(default_factory=list, max_length=MAX_RANKS_REPORTED, json_schema_extra=ATOMIC)
     """Memory of each process in the last committed step."""
 
     memory_facts: MemoryFacts | None = None
     """Shape of the model and size of the machine, from which the memory budget follows."""
 
-    plan_changes: Annotated[list[PlanChange], Field(max_length=MAX_PLAN_CHANGES_KEPT)] = Field(
-        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    plan_changes: list[PlanChange] = Field(
+        default_factory=list, max_length=MAX_PLAN_CHANGES_KEPT, json_schema_extra=ATOMIC
     )
     """Changes of the memory plan that the trainer made without the operator, oldest first."""
 
