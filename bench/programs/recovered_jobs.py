@@ -2,8 +2,8 @@
 
     python -m bench.programs.recovered_jobs --output DIR [--jobs FILE] [--only JOB …] [--device cpu]
 
-The jobs are in bench/programs/failing_jobs.yaml, which describes its fields. After each job, `DIR/recovered_jobs.json` is
-complete up to that job and `DIR/recorded.tar.gz` has the ledgers and the evidence. A second run with the same DIR
+The jobs are in bench/programs/failing_jobs.yaml, which describes its fields. After each job, `DIR/recovered_jobs.json`
+is complete up to that job and `DIR/recorded.tar.gz` has the ledgers and the evidence. A second run with the same DIR
 resumes with the jobs that are not recorded there; to extend an older record, put it into DIR. About two minutes per job
 on one H200.
 """
