@@ -124,30 +124,75 @@ def _pair(pair: Row | None, unit: int) -> str:
     return f"{pair['predicted'] / unit:.1f} / {pair['measured'] / unit:.1f}" if pair else ""
 
 
+_INK, _MUTED, _GRID = "#1f2933", "#66727f", "#e4e7eb"
+_PHASE_COLORS = {"rollout": "#0072b2", "update": "#d55e00", "sync": "#009e73"}
+"""Distinguishable with color blindness. Source: Okabe and Ito, Color Universal Design (2008)."""
+_STYLE: dict[str, Any] = {
+    "figure.figsize": (9.0, 4.8),
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 11,
+    "text.color": _INK,
+    "axes.labelcolor": _MUTED,
+    "axes.edgecolor": _GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    # Far enough that the first label does not touch the lowest one of the other axis.
+    "xtick.major.pad": 8,
+    "lines.solid_capstyle": "round",
+    # Text stays text in the SVG: searchable, and in the reader's own font.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rljob",
+}
+
+
 def plot(found: Sequence[Row]) -> str:
     """SVG: ratios of predicted to measured memory, and seconds of a step; filled if the configuration was drawn."""
     from matplotlib import style
 
-    from rljob_testing.plan_accuracy.plot_style import MUTED, PHASE_COLORS, STYLE, titled_figure
-
     held = [row for row in found if has_held(row)]
-    with style.context(STYLE):
-        figure, (memory, seconds) = titled_figure(
+    with style.context(_STYLE):
+        figure, (memory, seconds) = _titled_figure(
             "Predicted against measured",
             "Each dot is a peak of a phase, or the seconds of a step. Filled: the configuration was drawn by a seed.",
-            2,
         )
         for phase in PHASES:
             for value, marker in (("gpu", "o"), ("host", "s")):
                 points = [(row["phases"][phase].get(value), row["drawn"]) for row in held]
-                _scatter(memory, points, _GIB, marker, PHASE_COLORS[phase], f"{value}, {phase}")
-        _scatter(seconds, [(row["step_seconds"], row["drawn"]) for row in held], 1, "o", MUTED, "")
+                _scatter(memory, points, _GIB, marker, _PHASE_COLORS[phase], f"{value}, {phase}")
+        _scatter(seconds, [(row["step_seconds"], row["drawn"]) for row in held], 1, "o", _MUTED, "")
         _frame(memory, "GiB", 0.1)
         _frame(seconds, "seconds a step", 0.2)
         memory.legend(frameon=False, fontsize=8, ncols=3, columnspacing=1, loc="lower right")
         output = io.StringIO()
         figure.savefig(output, format="svg", metadata={"Date": None})
     return output.getvalue()
+
+
+def _titled_figure(title: str, subtitle: str) -> tuple[Any, list[Any]]:
+    """A figure of two panels that share the y axis, with a title and a subtitle."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    height = figure.get_figheight()
+    figure.set_figheight(height)
+    figure.get_layout_engine().set(rect=(0.01, 0.01, 0.98, 1 - 0.86 / height), w_pad=0.1)  # type: ignore[union-attr, call-arg]
+    figure.text(0.022, 1 - 0.216 / height, title, fontsize=15, fontweight="bold", va="top")
+    figure.text(0.022, 1 - 0.552 / height, subtitle, fontsize=10.5, color=_MUTED, va="top")
+    return figure, list(figure.subplots(1, 2, sharey=True, squeeze=False).flat)
 
 
 def _scatter(
@@ -174,14 +219,12 @@ def _scatter(
 def _frame(axes: Any, unit: str, tolerance: float) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from rljob_testing.plan_accuracy.plot_style import MUTED
-
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
     for ratio in (1 - tolerance, 1, 1 + tolerance):
-        axes.axhline(ratio, color=MUTED, linewidth=1 if ratio == 1 else 0.6, zorder=0)
+        axes.axhline(ratio, color=_MUTED, linewidth=1 if ratio == 1 else 0.6, zorder=0)
     axes.set_ylim(0.6, _MOST_RATIO + 0.05)
     axes.set_xlabel(f"measured, {unit}")
     axes.set_ylabel("predicted ÷ measured" if unit == "GiB" else "")
