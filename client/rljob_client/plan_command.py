@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -77,10 +79,10 @@ def run_plan(manifest: Path, options: PlanOptions) -> int:
             spec = spec.model_copy(update={"memory": settings})
         found = fit(spec.memory, setup)
     except ManifestError as error:
-        _fail(str(error))
+        print(error, file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
     except RunError as error:
-        _fail(f"rljob plan: {error}")
+        print(f"rljob plan: {error}", file=sys.stderr)
         return ExitCode.INVALID_MANIFEST
     if options.sweep:
         others = found.on_other_gpus()
@@ -103,12 +105,6 @@ def _spec(file: Path, options: PlanOptions) -> RLJobSpec:
     if options.settings:
         raise InvalidOptions(f"--set changes the fields of a manifest: with --from {options.source}, change the file")
     return spec_from(options.source, file, options.gpus)
-
-
-def _fail(message: str) -> None:
-    import sys
-
-    print(message, file=sys.stderr)
 
 
 # --- the model and the machine ---
@@ -150,8 +146,6 @@ def _shape(spec: RLJobSpec, hardware: Hardware) -> ModelShape:
 
 def _in_hub_cache(location: str) -> Path | None:
     """The newest snapshot of a model in the cache of huggingface_hub that has a config.json; None without one."""
-    import os
-
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     repository = f"models--{location.partition('@')[0].replace('/', '--')}"
     configs = (home / "hub" / repository / "snapshots").glob("*/config.json")
