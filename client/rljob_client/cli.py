@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,11 +56,6 @@ def validate(
     raise typer.Exit(Validation(schema_only, strict, settings or (), as_json, quiet).check(manifests))
 
 
-class OtherTrainer(StrEnum):
-    TRL = "trl"
-    VERL = "verl"
-
-
 @app.command(
     epilog=examples(
         "rljob plan job.yaml", "rljob plan job.yaml --gpu a100-40 --gpus 4", "rljob plan grpo.yaml --from trl --gpus 8"
@@ -89,7 +83,7 @@ def plan(
         ),
     ] = None,
     source: Annotated[
-        OtherTrainer | None,
+        Literal["trl", "verl"] | None,
         typer.Option("--from", help="Read a configuration of this trainer instead of a manifest: YAML, or a script."),
     ] = None,
     sweep: Annotated[
@@ -109,10 +103,7 @@ def plan(
     """
     from rljob_client.plan_command import PlanOptions, run_plan
 
-    other: Literal["trl", "verl"] | None = None
-    if source is not None:
-        other = "trl" if source is OtherTrainer.TRL else "verl"
-    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, other, sweep, as_json, settings or ())))
+    raise typer.Exit(run_plan(manifest, PlanOptions(gpu, gpus, host, source, sweep, as_json, settings or ())))
 
 
 @app.command(epilog=examples("rljob report runs/digits --open", "rljob report runs/digits -o /tmp/digits.html"))
@@ -192,17 +183,13 @@ def env(as_json: AsJson = False) -> None:
     print_environment(as_json=as_json)
 
 
-class SamplesOf(StrEnum):
-    TRAIN = "train"
-    EVALUATION = "evaluation"
-
-
 @app.command(epilog=examples("rljob show runs/digits", "rljob show runs/digits --step 20 --json"))
 def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory of a run.")],
     step: Annotated[int | None, typer.Option(metavar="N", help="Step. Default: the last one with samples.")] = None,
     kind: Annotated[
-        SamplesOf | None, typer.Option(help="Samples of the training or of an evaluation. Default: both.")
+        Literal["train", "evaluation"] | None,
+        typer.Option(help="Samples of the training or of an evaluation. Default: both."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print a JSON list.")] = False,
 ) -> None:
@@ -215,7 +202,7 @@ def show(
     """
     from rljob_client.show_command import show as run
 
-    raise typer.Exit(run(directory, step, None if kind is None else kind.value, as_json=as_json))
+    raise typer.Exit(run(directory, step, kind, as_json=as_json))
 
 
 @app.command(
