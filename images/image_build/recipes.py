@@ -61,43 +61,31 @@ def recipe(name: str, *, device: str, model_directory: Path) -> Recipe:
 
 def operator() -> Recipe:
     version = part_version("operator")
-    return Recipe(
-        name="operator",
-        tag=f"localhost/rljob/operator:{version}",
-        containerfile=containerfile("operator"),
-        context=REPOSITORY,
-        ignore=ignore_file("operator"),
-        arguments={"VERSION": version},
-    )
+    return of_repository("operator", version, {"VERSION": version})
 
 
 def trainer(device: str) -> Recipe:
-    version = part_version("trainer")
-    return Recipe(
-        name="trainer",
-        tag=f"localhost/rljob/trainer:{version}-{device}",
-        containerfile=containerfile("trainer"),
-        context=REPOSITORY,
-        ignore=ignore_file("trainer"),
-        arguments={
-            "VERSION": version,
-            "DEVICE": device,
-            "TORCH_VERSION": locked_version("torch", f"trainer-{device}.txt"),
-        },
-    )
+    version, torch_version = part_version("trainer"), locked_version("torch", f"trainer-{device}.txt")
+    arguments = {"VERSION": version, "DEVICE": device, "TORCH_VERSION": torch_version}
+    return of_repository("trainer", f"{version}-{device}", arguments)
 
 
 def trl() -> Recipe:
     """Recipe of an image on top of the trainer image for CPUs, which must exist."""
     version = locked_version("trl", "trl.txt")
+    return of_repository("trl", version, {"VERSION": version, "TRAINER_IMAGE": trainer("cpu").tag}, needs_base=False)
+
+
+def of_repository(name: str, version: str, arguments: Mapping[str, str], *, needs_base: bool = True) -> Recipe:
+    """Recipe of an image with files of the repository, as its ignore file selects them."""
     return Recipe(
-        name="trl",
-        tag=f"localhost/rljob/trl:{version}",
-        containerfile=containerfile("trl"),
+        name=name,
+        tag=f"localhost/rljob/{name}:{version}",
+        containerfile=containerfile(name),
         context=REPOSITORY,
-        ignore=ignore_file("trl"),
-        needs_base=False,
-        arguments={"VERSION": version, "TRAINER_IMAGE": trainer("cpu").tag},
+        ignore=containerfile(name).with_name("Containerfile.dockerignore"),
+        needs_base=needs_base,
+        arguments=arguments,
     )
 
 
@@ -119,10 +107,6 @@ def model(directory: Path) -> Recipe:
 
 def containerfile(name: str) -> Path:
     return REPOSITORY / "images" / name / "Containerfile"
-
-
-def ignore_file(name: str) -> Path:
-    return containerfile(name).with_name("Containerfile.dockerignore")
 
 
 def part_version(part: str) -> str:
