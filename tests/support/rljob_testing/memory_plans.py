@@ -14,7 +14,7 @@ from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.workload import Workload
 
-_GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
 def memory_plan(**changes: Any) -> MemoryPlan:
@@ -39,7 +39,7 @@ def memory_setup(**changes: Any) -> Setup:
     parts = (
         Workload(16, 8, max_prompt_tokens=16, max_response_tokens=48),
         ModelShape(500_000_000, 24, 896, 2, 64, 8_192, bytes_per_parameter=2, heads=14, intermediate=4864),
-        Hardware("cuda", 80 * _GIB, 128 * _GIB, shared_memory_bytes=8 * _GIB, layers_compiled=True),
+        Hardware("cuda", 80 * GIB, 128 * GIB, shared_memory_bytes=8 * GIB, layers_compiled=True),
     )
     work, model, hardware = (
         replace(part, **{name: value for name, value in changes.items() if name in type(part).__dataclass_fields__})
@@ -55,7 +55,6 @@ def memory_facts(**changes: Any) -> MemoryFacts:
 
 BEGUN = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()
 """Start of the run, in seconds since the epoch."""
-GIB, MIB = 1 << 30, 1 << 20
 
 
 def memory_failure(**changes: Any) -> MemoryFailure:
