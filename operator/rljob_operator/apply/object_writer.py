@@ -37,7 +37,6 @@ from rljob_operator.kube.resources import CONFIG_MAPS, PODS, RLJOBS, SECRETS, Ob
 from rljob_operator.kube.watch import Key
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.objects.attempt import Manifest, is_shared
-from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
 
@@ -103,11 +102,10 @@ class ObjectWriter:
         if not (desired.apply or desired.create):
             return
         made = self._made_for(job, desired)
-        for required in desired.require:
-            key = (CONFIG_MAPS.kind, required.name)
-            if key not in made.digests:
-                await self._require(required)
-                made.digests[key] = b""
+        required = desired.required_config_map
+        if required is not None and (CONFIG_MAPS.kind, required) not in made.digests:
+            await self._require(required, job.namespace)
+            made.digests[CONFIG_MAPS.kind, required] = b""
         own, bindings = _stages([manifest for manifest in desired.apply if not is_shared(manifest)])
         shared = [manifest for manifest in desired.apply if is_shared(manifest)]
         created = [manifest for manifest in desired.create if not _is_pod(manifest)]
@@ -135,13 +133,13 @@ class ObjectWriter:
             made.digests.clear()
         return made
 
-    async def _require(self, required: RequiredObject) -> None:
+    async def _require(self, config_map: str, namespace: str) -> None:
         try:
-            await self._client.get_metadata(CONFIG_MAPS, required.name, required.namespace)
+            await self._client.get_metadata(CONFIG_MAPS, config_map, namespace)
         except NamespaceGone:
             raise
         except NotFound as error:
-            raise MissingObject(CONFIG_MAPS.kind, required) from error
+            raise MissingObject(config_map, namespace) from error
 
     async def _apply_shared(self, manifests: Sequence[Manifest], job: ObservedJob) -> None:
         """Apply the objects that all jobs of the namespace use, for one job at a time."""
@@ -230,13 +228,11 @@ class NameTaken(Exception):
 
 
 class MissingObject(Exception):
-    """An object that the job names does not exist."""
+    """The ConfigMap that the job names does not exist."""
 
-    def __init__(self, kind: str, required: RequiredObject) -> None:
-        super().__init__(
-            f"expected {kind} {required.name} ({required.field}) in namespace {required.namespace}, found none: "
-            "create it"
-        )
+    def __init__(self, name: str, namespace: str) -> None:
+        field = "spec.task.files.configMap"
+        super().__init__(f"expected ConfigMap {name} ({field}) in namespace {namespace}, found none: create it")
 
 
 def _is_pod(manifest: Manifest) -> bool:

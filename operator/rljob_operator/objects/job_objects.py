@@ -35,12 +35,7 @@ from rljob_operator.objects.pod_volumes import has_plan_file
 from rljob_operator.objects.pods import at_index, build_controller_pod, build_worker_pod
 from rljob_operator.objects.probe import add_probe
 from rljob_operator.objects.strategic_merge import InvalidTemplate
-from rljob_operator.objects.supporting_objects import (
-    RequiredObject,
-    applied_objects,
-    created_objects,
-    required_objects,
-)
+from rljob_operator.objects.supporting_objects import applied_objects, created_objects
 
 MAX_BYTES_OF_A_POD = 256 << 10
 """Size as JSON. Parsed, a pod takes up to sixteen times as much memory, and 24 requests are under way at once."""
@@ -51,8 +46,8 @@ MAX_BYTES_OF_ALL_PODS = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobObjects:
-    require: tuple[RequiredObject, ...]
-    """Objects of the user that the pods need."""
+    required_config_map: str | None
+    """ConfigMap of the user that the pods mount."""
     apply: tuple[Manifest, ...]
     """Objects that follow the job and its plan."""
     create: tuple[Manifest, ...]
@@ -118,8 +113,9 @@ def _build(attempt: JobAttempt, ray_token: str) -> JobObjects:
     applied = applied_objects(attempt, allocators)
     if attempt.gang == "Volcano":
         applied.append(build_pod_group(attempt, [(role.pod, len(role.names)) for role in roles]))
+    files = attempt.spec.task.files
     return JobObjects(
-        require=required_objects(attempt),
+        required_config_map=files.config_map if files else None,
         apply=tuple(applied),
         create=tuple(created_objects(attempt, ray_token)),
         pods=tuple(at_index(role.pod, index, name) for role in roles for index, name in enumerate(role.names)),

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.attempt_settings import AttemptSettings
@@ -249,23 +248,3 @@ def _account(attempt: JobAttempt) -> list[Manifest]:
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": attempt.namespace}],
         },
     ]
-
-
-# --- Objects of the user ---
-
-
-@dataclass(frozen=True, slots=True)
-class RequiredObject:
-    """A ConfigMap that pods mount. Without it, the kubelet waits, and the pod's status does not show why."""
-
-    name: str
-    namespace: str
-    field: str
-    """Field of the job that names it."""
-
-
-def required_objects(attempt: JobAttempt) -> tuple[RequiredObject, ...]:
-    files = attempt.spec.task.files
-    if files is None or files.config_map is None:
-        return ()
-    return (RequiredObject(files.config_map, attempt.namespace, "spec.task.files.configMap"),)

@@ -10,7 +10,6 @@ from rljob_api.step_report import Evidence, ExitDecision
 from rljob_memory.recovery import GiveUpReason
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.objects.attempt import Manifest
-from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.reconcile.observed import ObservedPod
 
 
@@ -48,8 +47,9 @@ class Desired:
     """Installation to write into the annotation of the job, before anything else: another one may have done so."""
     finalizer: bool | None = None
     """True adds it, False removes it last of all, None leaves it."""
-    require: tuple[RequiredObject, ...] = ()
-    """Checked before objects are written."""
+    required_config_map: str | None = None
+    """ConfigMap of `spec.task.files.configMap`, looked up before objects are written. Without it, a kubelet waits, and
+    the status of the pod does not show why."""
     apply: tuple[Manifest, ...] = ()
     """Server-side apply, in any order."""
     create: tuple[Manifest, ...] = ()

@@ -34,7 +34,12 @@ def create_missing(objects: JobObjects, view: JobView) -> Desired:
     """Create supporting objects first: a pod that starts before its Secret exists waits for the next kubelet retry."""
     missing = set(view.missing)
     pods = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in missing)
-    return Desired(require=objects.require, apply=objects.apply, create=objects.create + pods, events=objects.notices)
+    return Desired(
+        required_config_map=objects.required_config_map,
+        apply=objects.apply,
+        create=objects.create + pods,
+        events=objects.notices,
+    )
 
 
 def build(view: JobView, number: int) -> JobObjects | str:

@@ -19,7 +19,6 @@ from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
 from rljob_operator.names import SHARED_ACCOUNT
-from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.reconcile.desired import Desired, PodDeletion, PodResize, report_bug
 from tests.unit.operator.apply.execution import (
     OWNER,
@@ -320,18 +319,20 @@ def test_a_shared_account_is_made_again_only_if_it_is_gone(message: str, times: 
     assert run.writes.count(ACCOUNTS) == times
 
 
-FILES = RequiredObject("my-task", "research", "spec.task.files.configMap")
-
-
 def test_a_missing_object_is_named_and_nothing_is_created() -> None:
-    run = execute(Desired(require=(FILES,), create=(POD,)), None, [("GET", "/configmaps/my-task", GONE)], MissingObject)
+    run = execute(
+        Desired(required_config_map="my-task", create=(POD,)),
+        None,
+        [("GET", "/configmaps/my-task", GONE)],
+        MissingObject,
+    )
     expected = "expected ConfigMap my-task (spec.task.files.configMap) in namespace research, found none: create it"
     assert str(run.error) == expected
     assert run.methods == ["GET"]
 
 
 def test_a_required_object_is_looked_up_once_for_an_attempt() -> None:
-    desired = Desired(require=(FILES,), apply=(manifest("ConfigMap", "c"),))
+    desired = Desired(required_config_map="my-task", apply=(manifest("ConfigMap", "c"),))
     found = Answer(body={"metadata": {"uid": "files"}})
     run = Execution([(desired, observed())] * 2, [("GET", "/configmaps/my-task", found)])
     assert run.methods.count("GET") == 1

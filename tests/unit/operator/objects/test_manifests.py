@@ -58,7 +58,7 @@ def summary(of: JobObjects) -> Object:
         spec["volumes"] = named(spec["volumes"])
         shown[pod["metadata"]["labels"]["rljob.dev/role"]] = metadata(pod) | spec | containers
     notices = [f"{notice.type} {notice.reason}" for notice in of.notices]
-    return shown | {"require": [required.field for required in of.require], "notices": notices}
+    return shown | {"require": of.required_config_map, "notices": notices}
 
 
 def metadata(manifest: Object) -> Object:

@@ -24,7 +24,6 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.watch import Key
-from rljob_operator.objects.supporting_objects import RequiredObject
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ObservedJob
@@ -123,7 +122,7 @@ MISSING_API = {"reason": "NotFound", "message": "the server could not find the r
         (NameTaken("sums-controller"), "foreign_pods", ("sums-controller",)),
         (ForeignObject("ConfigMap", "sums-rljob"), "foreign_object", "sums-rljob"),
         (LeftBehind("ConfigMap", "sums-rljob"), "left_behind", "sums-rljob"),
-        (MissingObject("ConfigMap", RequiredObject("my-task", "research", "spec.f")), "missing_object", "my-task"),
+        (MissingObject("my-task", "research"), "missing_object", "my-task"),
     ],
 )
 def test_what_failed_is_tried_again_and_the_next_decision_knows_why(
