@@ -30,18 +30,6 @@ from rljob_operator.reconcile.timers import counted_attempts, restart_delay_seco
 from rljob_operator.reconcile.view import JobView, elapsed_seconds, is_finished, soonest
 
 
-def create_missing(objects: JobObjects, view: JobView) -> Desired:
-    """Create supporting objects first: a pod that starts before its Secret exists waits for the next kubelet retry."""
-    missing = set(view.missing)
-    pods = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in missing)
-    return Desired(
-        required_config_map=objects.required_config_map,
-        apply=objects.apply,
-        create=objects.create + pods,
-        events=objects.notices,
-    )
-
-
 def build(view: JobView, number: int) -> JobObjects | str:
     """Return the objects of attempt `number`, or the error in the templates of the job."""
     observed = view.observed

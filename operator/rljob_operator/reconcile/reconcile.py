@@ -206,8 +206,15 @@ def _create_missing_pods(view: JobView, draft: StatusDraft) -> Desired:
     if ignored := sorted(set(view.observed.foreign_pods) - {name for name, _ in view.expected_pods}):
         message = f"ignoring foreign pods that have the labels of this job: {', '.join(ignored)}"
         draft.event("Warning", EventReason.FOREIGN_POD_IGNORED, message)
-    desired = pods.create_missing(objects, view)
-    return replace(desired, requeue_after_seconds=_RETRY_REFUSED_SECONDS) if refused else desired
+    names = set(view.missing)
+    missing = tuple(pod for pod in objects.pods if pod["metadata"]["name"] in names)
+    return Desired(
+        required_config_map=objects.required_config_map,
+        apply=objects.apply,
+        create=objects.create + missing,  # a pod that starts before its Secret exists waits for the next kubelet retry
+        events=objects.notices,
+        requeue_after_seconds=_RETRY_REFUSED_SECONDS if refused else None,
+    )
 
 
 def _seconds_until_retry(view: JobView, reason: ConditionReason) -> float:
