@@ -18,6 +18,7 @@ from rljob_operator.kube.errors import ApiError, NotFound
 from rljob_operator.kube.resources import EVENTS, RLJOBS, Object
 from rljob_operator.metrics import EVENTS_DROPPED
 from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.token_bucket import TokenBucket
 
 _log = structlog.get_logger(__name__)
 
@@ -43,29 +44,6 @@ class _Series:
     event: str
     count: int
     seen_at: float
-
-
-class TokenBucket:
-    """A token bucket: `burst` at once, then one every `seconds_per_token`."""
-
-    def __init__(self, burst: int, seconds_per_token: float) -> None:
-        self._burst = burst
-        self._seconds_per_token = seconds_per_token
-        self._left = float(burst)
-        self._at: float | None = None
-
-    def has_any(self, now: float) -> bool:
-        if self._at is not None:
-            self._left = min(self._burst, self._left + (now - self._at) / self._seconds_per_token)
-        self._at = now
-        return self._left >= 1
-
-    def take(self, now: float) -> bool:
-        """Take a token; False if there is none."""
-        if not self.has_any(now):
-            return False
-        self._left -= 1
-        return True
 
 
 class EventRecorder:
@@ -113,9 +91,11 @@ class EventRecorder:
         now = time.monotonic()
         key = hashlib.sha256("\0".join((subject.uid, note.type, note.reason, note.message)).encode()).hexdigest()
         series = self._series.get(key)
-        if not remembered(self._tokens, subject.uid, TokenBucket(_BURST, _SECONDS_PER_TOKEN)).take(now):
+        tokens = remembered(self._tokens, subject.uid, TokenBucket(_BURST, _SECONDS_PER_TOKEN))
+        if tokens.seconds_left(now):
             EVENTS_DROPPED.inc()
             return
+        tokens.take(now)
         if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:
             series.count, series.seen_at = series.count + 1, now
             try:

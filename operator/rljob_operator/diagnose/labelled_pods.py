@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from rljob_operator import labels
-from rljob_operator.apply.event_recorder import EventRecorder, TokenBucket, remembered
+from rljob_operator.apply.event_recorder import EventRecorder, remembered
 from rljob_operator.diagnose.explanation import (
     ContainerEnd,
     OutOfMemoryCause,
@@ -29,6 +29,7 @@ from rljob_operator.kube.errors import AlreadyExists, ApiError
 from rljob_operator.kube.resources import WORKLOAD_OWNERS, Object, Resource
 from rljob_operator.kube.watch import Key
 from rljob_operator.metrics import DIAGNOSED_FAILURES, EVENTS_DROPPED
+from rljob_operator.token_bucket import TokenBucket
 
 _log = structlog.get_logger(__name__)
 
@@ -73,7 +74,7 @@ class LabelledPods:
     def _take(self, end: ContainerEnd) -> None:
         remembered(self._known, end.key, None, _MAX_KNOWN)
         tokens = remembered(self._tokens, end.namespace, TokenBucket(_BURST, _SECONDS_PER_TOKEN))
-        if not tokens.has_any(time.monotonic()):  # asked first: a diagnosis takes up to 20 ms
+        if tokens.seconds_left(time.monotonic()):  # asked first: a diagnosis takes up to 20 ms
             EVENTS_DROPPED.inc()
             return
         explanation = explanation_of(end)

@@ -26,7 +26,8 @@ from rljob_operator.observe.node_facts import NodeFact, UnplacedJobs, gains_room
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
 from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, StoredProfile
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
-from rljob_operator.reconcile.status import WriteBudget
+from rljob_operator.reconcile.status import write_budget
+from rljob_operator.token_bucket import TokenBucket
 
 VOLCANO_GROUP = "scheduling.volcano.sh"
 KUEUE_GROUP = "kueue.x-k8s.io"
@@ -59,7 +60,7 @@ class Observer:
         self._wake = wake
         self._pods_of: dict[Key, dict[str, PodFact]] = {}
         self._refusals: dict[Key, ApiRefusals] = {}
-        self._budgets: dict[Key, WriteBudget] = {}
+        self._budgets: dict[Key, TokenBucket] = {}
         self._checks: dict[Key, float] = {}
         """Time of the next lookup of a job's objects, on the monotonic clock."""
         self._profiles: dict[str, dict[str, StoredProfile]] = {}
@@ -97,7 +98,7 @@ class Observer:
             missing_object=refusals.missing_object,
             foreign_object=refusals.foreign_object,
             left_behind=refusals.left_behind or (_waiting_for(leaving[0]) if leaving else None),
-            status_wait_seconds=self._budget(key).seconds_left(time.monotonic()),
+            status_wait_seconds=budget.seconds_left(time.monotonic()) if (budget := self._budgets.get(key)) else 0.0,
             objects_check_seconds=self._seconds_until_check(key),
             volcano_installed=VOLCANO_GROUP in self.api_groups,
             kueue_installed=KUEUE_GROUP in self.api_groups,
@@ -146,7 +147,7 @@ class Observer:
 
     def status_written(self, key: Key) -> None:
         """Count a write of the job's status."""
-        self._budgets[key] = self._budget(key).after_write(time.monotonic())
+        self._budgets.setdefault(key, write_budget()).take(time.monotonic())
 
     def objects_checked(self, key: Key, *, failed: bool = False) -> None:
         """Plan the next lookup of the objects of the job other than its pods. `failed`: also before each lookup.
@@ -162,9 +163,6 @@ class Observer:
         """The first one comes at any time of the interval, so that those of all jobs are spread."""
         now = time.monotonic()
         return max(0.0, self._checks.setdefault(key, now + random.uniform(0.0, CHECK_SECONDS)) - now)
-
-    def _budget(self, key: Key) -> WriteBudget:
-        return self._budgets.get(key) or WriteBudget()
 
     def set_api_groups(self, groups: frozenset[str]) -> None:
         """Set the API groups that the cluster serves; the schedulers are detected by theirs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from rljob_api.memory_plan import MemoryPlan
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RemedyStatus, RLJobStatus, StatusDisplay
 from rljob_operator.events import EventNote, EventReason
 from rljob_operator.reconcile.view import condition_of, elapsed_seconds
+from rljob_operator.token_bucket import TokenBucket
 
 _MAX_MESSAGE_CHARACTERS = 4096
 """Maximum length of a condition's message. The API allows more, but an object must not be too large for the API
@@ -341,28 +342,15 @@ def bounded(status: RLJobStatus) -> RLJobStatus:
 # --- Rate of writes ---
 
 
-BURST = 10.0
+BURST = 10
 SECONDS_PER_WRITE = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBudget:
-    """A token bucket of one job: BURST writes at once, then one in SECONDS_PER_WRITE. Times are seconds of any clock.
+def write_budget() -> TokenBucket:
+    """Return the budget of one job: BURST writes at once, then one in SECONDS_PER_WRITE.
 
     The reports of pods cause writes, and the operator makes them: without a limit, one job could load the API server
     past the limits of its pods' account. Every write takes a token. A write that decisions rest on does not wait for
     one.
     """
-
-    tokens: float = BURST
-    counted_at: float = 0.0
-
-    def seconds_left(self, now: float) -> float:
-        """Seconds until a write that only reports may be made; 0: now."""
-        return max(0.0, 1.0 - self._tokens(now)) * SECONDS_PER_WRITE
-
-    def after_write(self, now: float) -> WriteBudget:
-        return replace(self, tokens=max(0.0, self._tokens(now) - 1.0), counted_at=now)
-
-    def _tokens(self, now: float) -> float:
-        return min(BURST, self.tokens + max(0.0, now - self.counted_at) / SECONDS_PER_WRITE)
+    return TokenBucket(BURST, SECONDS_PER_WRITE)

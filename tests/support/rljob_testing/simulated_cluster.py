@@ -19,8 +19,9 @@ from rljob_operator.observe.pod_facts import observed_pod
 from rljob_operator.reconcile.desired import Desired
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedJob, ObservedNode, ObservedPod
 from rljob_operator.reconcile.reconcile import reconcile
-from rljob_operator.reconcile.status import WriteBudget
+from rljob_operator.reconcile.status import write_budget
 from rljob_operator.settings import OperatorSettings
+from rljob_operator.token_bucket import TokenBucket
 from rljob_testing.memory_plans import memory_plan
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,7 +69,7 @@ class SimulatedCluster:
     events: list[str] = field(default_factory=list)
     writes: int = 0
     status_writes: int = 0
-    budget: WriteBudget = field(default_factory=WriteBudget)
+    budget: TokenBucket = field(default_factory=write_budget)
     last: Desired = field(default_factory=Desired)
     _uids: int = 0
     _version: int = 0
@@ -179,7 +180,7 @@ class SimulatedCluster:
             assert stored == desired.status, "the API server would store something else"
             self.set_status(stored)
             self.status_writes += 1
-            self.budget = self.budget.after_write(self.now.timestamp())
+            self.budget.take(self.now.timestamp())
         self.events += [note.reason for note in desired.events]
         if desired.finalizer is False:
             write()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rljob_api.status import RLJobStatus, StatusDisplay
 from rljob_operator.apply import node_labels
-from rljob_operator.apply.event_recorder import EventRecorder, TokenBucket
+from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import merge_patch, status_object
 from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
@@ -22,6 +22,7 @@ from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Forbidden, RetryPolicy
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.token_bucket import TokenBucket
 from tests.unit.operator.apply.execution import Script, observed, scripted
 from tests.unit.operator.kube.scripted_api_server import Asked, Serving, play, refusal
 
@@ -180,7 +181,10 @@ def test_a_long_note_is_cut_to_the_bytes_that_the_api_server_takes(text: str) ->
 
 def test_tokens_come_back_with_time() -> None:
     tokens = TokenBucket(burst=2, seconds_per_token=10.0)
-    assert [tokens.take(now) for now in (0.0, 1.0, 2.0, 11.0, 12.0)] == [True, True, False, True, False]
+    for now in (100.0, 101.0):
+        assert tokens.seconds_left(now) == 0
+        tokens.take(now)
+    assert [tokens.seconds_left(now) for now in (101.0, 105.0, 110.0, 200.0)] == pytest.approx([9.0, 5.0, 0.0, 0.0])
 
 
 # --- labels of nodes with GPUs ---

@@ -13,7 +13,7 @@ from rljob_api.conditions import ConditionType
 from rljob_api.plan_change import DiagnosisStatus, PlanChange, RemedyStatus
 from rljob_api.status import AttemptStatus, RLJobStatus
 from rljob_operator.reconcile.desired import Desired
-from rljob_operator.reconcile.status import BURST, MAX_STATUS_BYTES, SECONDS_PER_WRITE, WriteBudget, bounded
+from rljob_operator.reconcile.status import BURST, MAX_STATUS_BYTES, SECONDS_PER_WRITE, bounded
 from rljob_operator.reconcile.view import usable_report
 from rljob_testing.simulated_cluster import (
     CONTROLLER,
@@ -217,15 +217,6 @@ def test_effects_that_a_trainer_reports_again_and_again_are_bounded_too() -> Non
         cluster.reports(1, plan=PLAN.model_copy(update={"generation": generation}), plan_changes=changes).round()
     assert cluster.status_writes - before <= BURST
     cluster.tick(SECONDS_PER_WRITE).settled(plan=PLAN.model_copy(update={"generation": 101}))
-
-
-def test_a_budget_refills_at_its_rate() -> None:
-    budget = WriteBudget()
-    for _ in range(int(BURST)):
-        assert budget.seconds_left(100.0) == 0
-        budget = budget.after_write(100.0)
-    seconds = [budget.seconds_left(now) for now in (100.0, 101.0, 102.0)]
-    assert seconds == [SECONDS_PER_WRITE, SECONDS_PER_WRITE - 1, 0]
 
 
 # --- the size of a status ---
