@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 from aiohttp import web
@@ -22,20 +21,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError
 from rljob_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Object, Resource
+from rljob_operator.kube.watch import Reflector
 from rljob_operator.metrics import REGISTRY, WATCH_AGE_SECONDS
-
-
-class Watched(Protocol):
-    """A watch that keeps a cache up to date."""
-
-    resource: Resource
-    is_unattended: bool
-    """Its namespace cannot be watched: no message is expected."""
-
-    @property
-    def age_seconds(self) -> float:
-        """Time since the last message from the API server."""
-
 
 _OUTAGE_FACTOR = 10.0
 
@@ -45,7 +32,7 @@ class Health:
 
     def __init__(self, stale_watch_seconds: float) -> None:
         self._stale_watch_seconds = stale_watch_seconds
-        self._watches: tuple[Watched, ...] = ()
+        self._watches: tuple[Reflector, ...] = ()
         self.ready = False
         """This replica leads with full caches, or knows that another replica leads."""
 
@@ -53,7 +40,7 @@ class Health:
         """Report ready: another replica leads."""
         self.ready = True
 
-    def watching(self, watches: Iterable[Watched]) -> None:
+    def watching(self, watches: Iterable[Reflector]) -> None:
         """Monitor these watches from now on."""
         self._watches = tuple(watches)
         for watched in self._watches:
@@ -76,7 +63,7 @@ class Health:
             return "the caches are not filled, and no other replica is known to lead"
         return self._silence(self._stale_watch_seconds)
 
-    def _attended(self) -> Iterator[Watched]:
+    def _attended(self) -> Iterator[Reflector]:
         return (watched for watched in self._watches if not watched.is_unattended)
 
     def _silence(self, limit_seconds: float) -> str | None:
@@ -84,7 +71,7 @@ class Health:
         silent = (watched for watched in self._attended() if watched.age_seconds > limit_seconds)
         return next(map(self._described, silent), None)
 
-    def _described(self, watched: Watched) -> str:
+    def _described(self, watched: Reflector) -> str:
         return (
             f"the watch of {watched.resource.plural} has been silent for {watched.age_seconds:.0f} s; "
             f"expected a message within {self._stale_watch_seconds:.0f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 from aiohttp import web
@@ -11,7 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import RetryPolicy
-from rljob_operator.kube.resources import PODS, Resource
+from rljob_operator.kube.resources import PODS
+from rljob_operator.kube.watch import Reflector, Sink
+from rljob_operator.metrics import WATCH_AGE_SECONDS
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
 
@@ -24,12 +27,10 @@ def visit(app: web.Application, story: Callable[[TestClient[web.Request, web.App
     asyncio.run(run())
 
 
-class AgedWatch:
-    resource: Resource = PODS
-    is_unattended = False
-
-    def __init__(self, age_seconds: float) -> None:
-        self.age_seconds = age_seconds
+def silent_for(seconds: float) -> Reflector:
+    watch = Reflector(cast(ApiClient, None), PODS, cast(Sink, None))
+    watch._heard_at -= seconds
+    return watch
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,14 @@ def test_silent_watches_make_it_unready_and_one_alone_unhealthy(
         assert (await client.get("/readyz")).status == 503
         health.standing_by()
         assert (await client.get("/readyz")).status == 200, "a standby knows the leader"
-        health.watching([AgedWatch(age) for age in ages_seconds])
+        health.watching([silent_for(seconds) for seconds in ages_seconds])
         for path, problem in (("/healthz", unhealthy), ("/readyz", unready)):
             answer = await client.get(path)
             assert answer.status == (503 if problem else 200)
             assert f"the watch of pods has been {problem}" in await answer.text() or not problem
 
     visit(probes_app(health), story)
+    WATCH_AGE_SECONDS.clear()  # its functions would outlive the test
 
 
 async def earning(code: int, token: str) -> int:
