@@ -90,13 +90,12 @@ def _explanation(error: ValidationError) -> str:
 def _run(settings: OperatorSettings) -> int:
     """The exit code of a replica with these settings, once it has stopped."""
     from rljob_operator.handlers import run_operator
-    from rljob_operator.reconcile.reconcile import reconcile
 
     set_up_logs(settings.log_format, settings.log_level)
     log = structlog.get_logger("rljob_operator")
     log.info("starting", trainer_image=settings.trainer_image, namespaces=settings.namespaces or "all")
     try:
-        run_operator(settings, reconcile)
+        run_operator(settings)
     except Exception as error:
         log.exception("the operator cannot continue", error=str(error))
         return 1

@@ -50,11 +50,12 @@ from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import Attendance, known_nodes, reflectors
 from rljob_operator.reconcile.observed import ObservedNode
+from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.runtime.admission import objection_to, serve_admission
 from rljob_operator.runtime.discovery import api_server_ports, follow_api_groups, wait_for_crds
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app, serve, tls_context
 from rljob_operator.runtime.job_queue import JobQueue, Priority
-from rljob_operator.runtime.reconcile_loop import ANNOTATION, Reconcile, ReconcileLoop, UnfinishedReconciles
+from rljob_operator.runtime.reconcile_loop import ANNOTATION, ReconcileLoop, UnfinishedReconciles
 from rljob_operator.settings import OperatorSettings
 
 _log = structlog.get_logger(__name__)
@@ -66,13 +67,13 @@ _COLLECT_AFTER = (50_000, 20, 20)
 large document is decoded: 180 ms instead of 20 ms for 450,000 empty lists, in one call that nothing interrupts."""
 
 
-def run_operator(settings: OperatorSettings, reconcile: Reconcile) -> None:
+def run_operator(settings: OperatorSettings) -> None:
     """Run one replica until SIGTERM or SIGINT. Raises the error that stopped it.
 
     If leadership is lost, the process exits at once with code 3, because another replica may already lead.
     """
     gc.set_threshold(*_COLLECT_AFTER)
-    replica = Replica(settings, asyncio.run(connect()), reconcile)
+    replica = Replica(settings, asyncio.run(connect()))
     kopf.run(memo=replica, stop_flag=replica.ended, standalone=True, clusterwide=True)
     replica.raise_error()
 
@@ -112,13 +113,12 @@ async def validate(*, warnings: list[str], memo: Replica, **review: Any) -> None
 class Replica:
     """One process: serves probes and metrics, waits for the CRDs and for leadership, and leads until it is stopped."""
 
-    def __init__(self, settings: OperatorSettings, connection: Connection, reconcile: Reconcile) -> None:
+    def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
         self.ended = asyncio.Event()
         self.nodes: Callable[[], Sequence[ObservedNode]] = tuple
         """The nodes of the cluster, as far as this replica knows them."""
         self.settings = settings
         self._connection = connection
-        self._reconcile = reconcile
         self._health = Health(settings.stale_watch_seconds)
         self._answered = asyncio.Event()
         self._leader: Leader | None = None
@@ -165,7 +165,7 @@ class Replica:
                         self.nodes = await standing_by.enter_async_context(known)
                     await election.acquire(self._health.standing_by)
                 stack.push_async_callback(election.release)
-            self._leader = Leader(settings, self._connection, election, self._health, self._reconcile)
+            self._leader = Leader(settings, self._connection, election, self._health)
             self.nodes = self._leader.nodes
             await self._leader.run()
 
@@ -228,12 +228,7 @@ class Leader:
     """The leading replica: fills the caches, reconciles jobs, and hands over when `stopping` is set."""
 
     def __init__(
-        self,
-        settings: OperatorSettings,
-        connection: Connection,
-        election: LeaderElection | None,
-        health: Health,
-        reconcile: Reconcile,
+        self, settings: OperatorSettings, connection: Connection, election: LeaderElection | None, health: Health
     ) -> None:
         self.stopping = asyncio.Event()
         self._settings = settings
@@ -251,6 +246,7 @@ class Leader:
         shares_profiles = settings.memory_profiles == "Cluster"
         self._observer = Observer(settings.gpu_resources, self._wake, shares_profiles=shares_profiles)
         self._observer.node_changed = self._check_node
+        self.nodes: Callable[[], Sequence[ObservedNode]] = self._observer.observed_nodes
         self._watches = reflectors(
             self._watch_client,
             self._observer,
@@ -308,9 +304,6 @@ class Leader:
             work += [pods.run(), recorder.run()]
         self._health.watching(watches)
         return [*work, *(watch.run() for watch in watches)]
-
-    def nodes(self) -> Sequence[ObservedNode]:
-        return self._observer.observed_nodes()
 
     async def _reconcile_jobs(self) -> None:
         """Reconcile jobs once the caches are filled, until the queue is closed."""

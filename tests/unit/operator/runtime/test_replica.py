@@ -17,7 +17,6 @@ import pytest
 from rljob_api.metadata import GROUP
 from rljob_operator import handlers
 from rljob_operator.handlers import Replica
-from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.settings import OperatorSettings
 from rljob_testing.patience import PATIENCE_SECONDS
 from tests.unit.operator.kube.scripted_api_server import Answer, ScriptedApiServer, Serving, play, refusal
@@ -56,7 +55,7 @@ def test_a_replica_that_is_stopped_before_it_leads_releases_the_lease(monkeypatc
             probes_port=probes_port,
         )
         with pytest.raises(asyncio.CancelledError):
-            await Replica(settings, serving.connection, reconcile).run()
+            await Replica(settings, serving.connection).run()
 
     monkeypatch.setattr(handlers, "Leader", lambda *_, **__: SimpleNamespace(run=interrupted, nodes=tuple))
     server = play(story, no_leader_yet)
