@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, TypeVar
 
 import pydantic
@@ -24,7 +23,7 @@ from rljob_operator.kube.decoding import MAX_LEVELS, NESTED_TOO_DEEPLY
 from rljob_operator.kube.resources import Object
 from rljob_operator.metrics import STEP_REPORTS_REFUSED
 from rljob_operator.observe.pod_facts import moment
-from rljob_operator.reconcile.observed import StoredProfile
+from rljob_operator.reconcile.observed import JobMetadata, StoredProfile
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -41,22 +40,10 @@ _NESTED_TOO_DEEPLY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobFact:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFact(JobMetadata):
     """One RLJob. Its JSON is parsed for each reconcile; parsed, it would be thirty times as large."""
 
-    namespace: str
-    name: str
-    uid: str
-    resource_version: str
-    generation: int
-    created_at: datetime
-    deleting: bool
-    finalizers: tuple[str, ...]
-    operator: str
-    """Installation that reconciles the job, from its annotation; empty if none does yet."""
-    delegated: bool
-    """`spec.managedBy` leaves the job to another controller than RLJob's operator."""
     phase: str
     """Phase as in kubectl get; Pending if there is none yet."""
     placed: bool

@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 from rljob_operator.kube.resources import MEMORY_PROFILES, NODES, PODS, RLJOBS, STEP_REPORTS, Object
@@ -24,7 +24,7 @@ from rljob_operator.observe.job_facts import (
 )
 from rljob_operator.observe.node_facts import NodeFact, UnplacedJobs, gains_room, node_fact
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
-from rljob_operator.reconcile.observed import ObservedJob, ObservedNode, StoredProfile
+from rljob_operator.reconcile.observed import JobMetadata, ObservedJob, ObservedNode, StoredProfile
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
 from rljob_operator.reconcile.status import write_budget
 from rljob_operator.token_bucket import TokenBucket
@@ -237,22 +237,8 @@ def _with(profiles: dict[str, StoredProfile], name: str, profile: StoredProfile 
 
 
 def _observed_metadata(fact: JobFact) -> ObservedJob:
-    return ObservedJob(
-        job=None,
-        namespace=fact.namespace,
-        name=fact.name,
-        uid=fact.uid,
-        generation=fact.generation,
-        created_at=fact.created_at,
-        deleting=fact.deleting,
-        finalizers=fact.finalizers,
-        resource_version=fact.resource_version,
-        operator=fact.operator,
-        delegated=fact.delegated,
-        pods=(),
-        step_report=None,
-        nodes=(),
-    )
+    metadata = {each.name: getattr(fact, each.name) for each in fields(JobMetadata)}
+    return ObservedJob(**metadata, job=None, pods=(), step_report=None, nodes=())
 
 
 def _parsed(observed: ObservedJob, fact: JobFact, report: StepReportFact | None) -> ObservedJob:

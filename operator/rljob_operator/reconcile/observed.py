@@ -181,12 +181,10 @@ class StoredProfile:
     """The object as JSON, without managed fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedJob:
-    """Everything that a decision about one job may depend on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMetadata:
+    """Facts about a job that are known even if it cannot be parsed."""
 
-    job: RLJob | None
-    """The job, without a status that cannot be parsed; None if the job cannot be parsed: `problem` has the error."""
     namespace: str
     name: str
     uid: str
@@ -194,18 +192,26 @@ class ObservedJob:
     created_at: datetime
     deleting: bool
     finalizers: tuple[str, ...]
+    resource_version: str = ""
+    """The job's. Writes of the job name it, so that they fail if the job has changed since."""
+    operator: str = ""
+    """Installation of the operator that reconciles the job, from its annotation; empty if none does yet."""
+    delegated: bool = False
+    """`spec.managedBy` leaves the job to another controller, whether or not the spec is valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedJob(JobMetadata):
+    """Everything that a decision about one job may depend on."""
+
+    job: RLJob | None
+    """The job, without a status that cannot be parsed; None if the job cannot be parsed: `problem` has the error."""
     pods: tuple[ObservedPod, ...]
     step_report: StepReportStatus | None
     """The job's own; None if there is none, or if it cannot be parsed: `step_report_problem` has the error."""
     nodes: tuple[ObservedNode, ...]
-    resource_version: str = ""
-    """The job's. Writes of the job name it, so that they fail if the job has changed since."""
     raw_status: dict[str, Any] = field(default_factory=dict)
     """The status as it is stored. Writes of the status are patches of it."""
-    operator: str = ""
-    """Installation of the operator that reconciles the job; empty if none does yet."""
-    delegated: bool = False
-    """`spec.managedBy` leaves the job to another controller, whether or not the spec is valid."""
     problem: str | None = None
     stored_status: RLJobStatus | None = None
     """The status if `job` is None and the status can be parsed."""
