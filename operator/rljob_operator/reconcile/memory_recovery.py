@@ -5,8 +5,6 @@ A changed plan is in the status before anything acts on it; the pods of the next
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import MAX_PLAN_CHANGES_KEPT, DiagnosisStatus, PlanChange
@@ -87,14 +85,12 @@ def record_failure(evidence: Evidence, draft: StatusDraft) -> None:
     """Record an out-of-memory failure that ended the attempt, and its cause."""
     cause = evidence.diagnoses[0]
     draft.change_attempt(diagnosis=cause)
-    _report_out_of_memory(evidence, evidence.time, cause, draft)
+    _report_out_of_memory(evidence, cause, draft)
 
 
-def _report_out_of_memory(
-    place: Evidence | PlanChange, time: datetime, cause: DiagnosisStatus, draft: StatusDraft
-) -> None:
-    draft.set(last_out_of_memory=OutOfMemoryStatus(time=time, step=place.step, diagnosis=cause))
-    message = messages.out_of_memory_message(place.role, place.rank, place.phase, place.step, cause)
+def _report_out_of_memory(failure: Evidence | PlanChange, cause: DiagnosisStatus, draft: StatusDraft) -> None:
+    draft.set(last_out_of_memory=OutOfMemoryStatus(time=failure.time, step=failure.step, diagnosis=cause))
+    message = messages.out_of_memory_message(failure.role, failure.rank, failure.phase, failure.step, cause)
     draft.event("Warning", EventReason.OUT_OF_MEMORY, message)
 
 
@@ -133,7 +129,7 @@ def record_plan(view: JobView, draft: StatusDraft) -> None:
         _record_state(state, draft)
         for change in state.changes[len(before) :]:
             if not change.preventive:  # the trainer has answered an out-of-memory failure itself
-                _report_out_of_memory(change, change.time, change.diagnosis, draft)
+                _report_out_of_memory(change, change.diagnosis, draft)
             draft.event("Normal", EventReason.PLAN_CHANGED, messages.changed_message(change))
         remedies = {change.attempt: change.remedy for change in draft.status.plan_changes}
         attempts = [
@@ -187,18 +183,17 @@ def evidence_of_exit(pod: ObservedPod, end: ContainerTermination, message: str, 
     found = [evidence for evidence in possible if _is_unanswered(evidence, view)]
     class_ = CLASS_OF_CODE.get(ExitCode(end.exit_code), FailureClass.UNKNOWN)
     if not found:
-        evidence = _evidence_of_pod(pod, end, message, class_, CONFIDENCE_OF_EXIT_FACTS, view)
-        return diagnosed(evidence, _plan_followed(view))
+        return diagnosed(_evidence_of_pod(pod, end, message, class_, view), _plan_followed(view))
     evidence = diagnosed(max(found, key=lambda one: one.time), _plan_followed(view))
     if class_ is FailureClass.UNKNOWN or any(d.class_name != FailureClass.UNKNOWN for d in evidence.diagnoses):
         return evidence
-    by_code = _diagnosis(class_, CONFIDENCE_OF_EXIT_FACTS, evidence.message, pod_of(evidence, pod, view))
+    by_code = _diagnosis(class_, evidence.message, pod_of(evidence, pod, view))
     return evidence.model_copy(update={"diagnoses": [by_code]})
 
 
 def evidence_of_kill(pod: ObservedPod, end: ContainerTermination, message: str, view: JobView) -> Evidence:
     """Return the evidence of a container that the kernel killed for its memory, and that could not report anything."""
-    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, CONFIDENCE_OF_EXIT_FACTS, view)
+    return _evidence_of_pod(pod, end, message, FailureClass.HOST_MEMORY, view)
 
 
 def pod_of(evidence: Evidence, reporter: ObservedPod, view: JobView) -> ObservedPod:
@@ -223,12 +218,7 @@ def _is_unanswered(evidence: Evidence, view: JobView) -> bool:
 
 
 def _evidence_of_pod(
-    pod: ObservedPod,
-    end: ContainerTermination,
-    message: str,
-    class_: FailureClass,
-    confidence: float,
-    view: JobView,
+    pod: ObservedPod, end: ContainerTermination, message: str, class_: FailureClass, view: JobView
 ) -> Evidence:
     assert view.attempt is not None
     # A controller has no GPU: without further evidence, a policy rank is the likeliest.
@@ -241,16 +231,16 @@ def _evidence_of_pod(
         step=min((view.committed_steps or 0) + 1, view.spec.algorithm.steps),
         phase=view.report_of_attempt.phase if view.report_of_attempt else None,
         message=message,
-        diagnoses=[] if class_ is FailureClass.UNKNOWN else [_diagnosis(class_, confidence, message, pod)],
+        diagnoses=[] if class_ is FailureClass.UNKNOWN else [_diagnosis(class_, message, pod)],
     )
 
 
-def _diagnosis(class_: FailureClass, confidence: float, message: str, pod: ObservedPod) -> DiagnosisStatus:
+def _diagnosis(class_: FailureClass, message: str, pod: ObservedPod) -> DiagnosisStatus:
     limit = pod.memory_limit_bytes if class_ is FailureClass.HOST_MEMORY else None
     return DiagnosisStatus.model_validate(
         {
             "class": class_.value,
-            "confidence": confidence,
+            "confidence": CONFIDENCE_OF_EXIT_FACTS,
             "message": message[:_MAX_MESSAGE_CHARACTERS],
             "numbers": {} if limit is None else {"limit_bytes": limit},
         }
