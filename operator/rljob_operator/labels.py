@@ -28,6 +28,12 @@ MEMORY_PLAN = "rljob.dev/memory-plan"
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY_OPERATOR = "rljob-operator"
+OF_EVERY_OBJECT = {
+    "app.kubernetes.io/name": "rljob",
+    "app.kubernetes.io/part-of": "rljob",
+    MANAGED_BY: MANAGED_BY_OPERATOR,
+}
+"""Labels of every object that the operator makes."""
 
 NODE_HAS_GPUS = "rljob.dev/has-gpus"
 """Label "true" of every node with allocatable GPUs; kept by the operator, absent on all other nodes."""

@@ -105,11 +105,9 @@ def job_labels(attempt: JobAttempt, component: str) -> dict[str, str]:
     return {
         labels.JOB_NAME: attempt.name,
         labels.JOB_UID: attempt.uid,
-        "app.kubernetes.io/name": "rljob",
         "app.kubernetes.io/instance": attempt.name,
         "app.kubernetes.io/component": component,
-        "app.kubernetes.io/part-of": "rljob",
-        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
+        **labels.OF_EVERY_OBJECT,
     }
 
 
@@ -150,12 +148,7 @@ def job_object(attempt: JobAttempt, api_version: str, kind: str, name: str, **fi
 
 def shared_metadata(attempt: JobAttempt, name: str) -> dict[str, Any]:
     """Return the metadata of an object that all jobs of the namespace use: the same for all, without an owner."""
-    shared = {
-        "app.kubernetes.io/name": "rljob",
-        "app.kubernetes.io/part-of": "rljob",
-        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
-        labels.SHARED: "true",
-    }
+    shared = {**labels.OF_EVERY_OBJECT, labels.SHARED: "true"}
     return {"name": name, "namespace": attempt.namespace, "labels": shared}
 
 

@@ -151,19 +151,12 @@ def record(view: JobView, draft: StatusDraft) -> tuple[Manifest | None, tuple[st
     manifest = {
         "apiVersion": API_VERSION,
         "kind": "MemoryProfile",
-        "metadata": {"name": name, "namespace": observed.namespace, "labels": _LABELS},
+        "metadata": {"name": name, "namespace": observed.namespace, "labels": labels.OF_EVERY_OBJECT},
         "spec": _about(spec, gpu).model_dump(mode="json", by_alias=True),
         "status": held.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
     others = {other: each.last_used_at for other, each in observed.profiles.items() if other != name}
     return manifest, _surplus(others, view.now)
-
-
-_LABELS = {
-    "app.kubernetes.io/name": "rljob",
-    "app.kubernetes.io/part-of": "rljob",
-    labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
-}
 
 
 def _was_confirmed(view: JobView, draft: StatusDraft) -> bool:
