@@ -176,14 +176,7 @@ class ApiClient:
         """
         url = self._url(resource.path(namespace), query | {"watch": "true"})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=None)
-        code = "none"
-        try:
-            response = await self._open("GET", url, timeout)
-            code = str(response.status)
-        except _NO_ANSWER as error:
-            raise _no_answer(error) from error
-        finally:
-            API_REQUESTS.labels("watch", resource.plural, code).inc()
+        response = await self._open("watch", resource, url, timeout)
         if response.status != 200:
             async with response:
                 raise error_of(response.status, await _body(response), response.headers.get("Retry-After"))
@@ -225,10 +218,8 @@ class ApiClient:
         at_most_bytes: int | None,
         **media_types: str,
     ) -> Object:
-        code = "none"
         try:
-            async with await self._open(_METHODS[verb], url, self._timeout, body, **media_types) as response:
-                code = str(response.status)
+            async with await self._open(verb, resource, url, self._timeout, body, **media_types) as response:
                 found = await _body(response, at_most_bytes)
                 if response.status >= 400:
                     raise error_of(response.status, found, response.headers.get("Retry-After"))
@@ -237,12 +228,11 @@ class ApiClient:
                 return found
         except _NO_ANSWER as error:
             raise _no_answer(error) from error
-        finally:
-            API_REQUESTS.labels(verb, resource.plural if resource else "apis", code).inc()
 
     async def _open(
         self,
-        method: str,
+        verb: str,
+        resource: Resource | None,
         url: URL,
         timeout: aiohttp.ClientTimeout,
         body: Object | None = None,
@@ -250,20 +240,28 @@ class ApiClient:
         content_type: str = _JSON,
         accept: str = _JSON,
     ) -> aiohttp.ClientResponse:
-        """Send one request with the present credentials. The caller closes the response."""
-        headers = {"Accept": accept, "Content-Type": content_type}
-        if token := await self._configuration.get_api_key_with_prefix("BearerToken"):
-            headers["Authorization"] = token.strip()
-        answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
-        response: aiohttp.ClientResponse = answer.response
-        return response
+        """Send one request with the present credentials, and count it. The caller closes the response."""
+        headers, code = {"Accept": accept, "Content-Type": content_type}, "none"
+        try:
+            if token := await self._configuration.get_api_key_with_prefix("BearerToken"):
+                headers["Authorization"] = token.strip()
+            answer = await self._rest.request(_METHODS[verb], url, headers=headers, body=body, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = answer.response
+            code = str(response.status)
+            return response
+        except _NO_ANSWER as error:
+            raise _no_answer(error) from error
+        finally:
+            API_REQUESTS.labels(verb, resource.plural if resource else "apis", code).inc()
 
     def _url(self, path: str, query: dict[str, str] | None) -> URL:
         address = f"{self._configuration.host}{path}"
         return URL(f"{address}?{urlencode(query)}" if query else address, encoded=True)
 
 
-_METHODS = dict(get="GET", list="GET", create="POST", apply="PATCH", patch="PATCH", update="PUT", delete="DELETE")
+_METHODS = dict(
+    get="GET", list="GET", watch="GET", create="POST", apply="PATCH", patch="PATCH", update="PUT", delete="DELETE"
+)
 
 _NO_ANSWER = (aiohttp.ClientError, OSError, ConfigException)
 """OSError includes TimeoutError; ConfigException: the token could not be read again."""
