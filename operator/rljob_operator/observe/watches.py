@@ -15,8 +15,6 @@ from rljob_operator.kube.client import ApiClient, Connection
 from rljob_operator.kube.resources import MEMORY_PROFILES, NODES, PODS, RLJOBS, STEP_REPORTS
 from rljob_operator.kube.watch import Reflector
 from rljob_operator.metrics import UNATTENDED_NAMESPACES
-from rljob_operator.observe.cache import Cache
-from rljob_operator.observe.node_facts import NodeFact, node_fact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.reconcile.observed import ObservedNode
 
@@ -53,11 +51,11 @@ async def known_nodes(
     connection: Connection, gpu_resources: tuple[str, ...]
 ) -> AsyncIterator[Callable[[], Sequence[ObservedNode]]]:
     """Watch nodes alone, as a replica that does not lead; gives a function that returns the nodes it knows."""
-    cache = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), lambda *_: None, NODES.plural)
+    observer = Observer(gpu_resources, wake=lambda _: None)
     client = ApiClient(connection, concurrency=2)
-    watching = asyncio.create_task(Reflector(client, NODES, cache).run())
+    watching = asyncio.create_task(Reflector(client, NODES, observer.nodes).run())
     try:
-        yield lambda: [fact.node for fact in cache.values()]
+        yield observer.observed_nodes
     finally:
         watching.cancel()
         await client.close()
