@@ -10,11 +10,12 @@ from typing import Any
 
 from rljob_api.exit_codes import ExitCode
 from rljob_api.memory_failure import FailureKind
-from rljob_api.quantity import byte_quantity, quantity_bytes
+from rljob_api.quantity import byte_quantity
 from rljob_api.termination_message import MAX_TERMINATION_MESSAGE_BYTES, read_termination_message
 from rljob_memory.diagnosis import FailureClass, diagnosed
 from rljob_memory.evidence.signatures import failure_kind
 from rljob_operator.events import Subject
+from rljob_operator.observe.pod_facts import memory_bytes
 from rljob_operator.reconcile.memory_recovery import CLASS_OF_CODE, CONFIDENCE_OF_EXIT_FACTS
 
 _MAX_CONTAINERS = 16
@@ -54,7 +55,9 @@ def container_ends(pod: dict[str, Any]) -> Iterator[ContainerEnd]:
     Init containers count, too: sidecar containers are among them, and may be the program itself.
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    limits = {c["name"]: _memory_limit_bytes(c) for kind in ("containers", "initContainers") for c in _list(spec, kind)}
+    limits = {
+        c["name"]: memory_bytes(c, "limits") for kind in ("containers", "initContainers") for c in _list(spec, kind)
+    }
     for container in (*_list(status, "containerStatuses"), *_list(status, "initContainerStatuses")):
         for state in ("lastState", "state"):
             terminated = (container.get(state) or {}).get("terminated")
@@ -92,14 +95,6 @@ def controller_of(metadata: dict[str, Any], namespace: str) -> Subject | None:
             api_version, kind, name, uid = (str(owner.get(f) or "") for f in ("apiVersion", "kind", "name", "uid"))
             return Subject(api_version, kind, namespace, name, uid)
     return None
-
-
-def _memory_limit_bytes(container: dict[str, Any]) -> int | None:
-    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-    try:
-        return quantity_bytes(limit) if limit else None
-    except ValueError:
-        return None
 
 
 # --- The cause ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Literal, cast
 
 from rljob_api.quantity import quantity_bytes
 from rljob_api.status import Role
@@ -83,8 +83,8 @@ def observed_pod(obj: Object) -> ObservedPod | None:
         evicted=_evicted(status, conditions.get("DisruptionTarget") or {}),
         disruption=_disruption(status, conditions.get("DisruptionTarget") or {}, end),
         restart_count=int(ours.get("restartCount") or 0),
-        memory_limit_bytes=_memory_bytes(container, "limits"),
-        memory_request_bytes=_memory_bytes(container, "requests"),
+        memory_limit_bytes=memory_bytes(container, "limits"),
+        memory_request_bytes=memory_bytes(container, "requests"),
         resize_pending=str((conditions.get("PodResizePending") or {}).get("message") or "")[:_MAX_TEXT],
         shared_memory_bytes=_shared_memory_bytes(spec),
         restarts_in_place=any(r["action"] == RESTART_ALL_CONTAINERS for r in container.get("restartPolicyRules") or ()),
@@ -96,7 +96,8 @@ def _is_number(label: str) -> bool:
     return label.isdecimal() and len(label) <= _MAX_DIGITS
 
 
-def _memory_bytes(container: Object, kind: str) -> int | None:
+def memory_bytes(container: Object, kind: Literal["limits", "requests"]) -> int | None:
+    """Host memory limit or request of a container; None without one."""
     return _bytes(((container.get("resources") or {}).get(kind) or {}).get("memory"))
 
 
