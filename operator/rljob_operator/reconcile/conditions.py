@@ -228,6 +228,4 @@ def set_memory_pressure(view: JobView, draft: StatusDraft) -> None:
     message = messages.pressure_message(report.memory_pressure)
     if waits := next((f"pod {pod.name}: {pod.resize_pending}" for pod in view.pods if pod.resize_pending), ""):
         message = f"{message} The node has no room for a larger limit of {waits}"
-    if not draft.held(ConditionType.MEMORY_PRESSURE):
-        draft.event("Warning", EventReason.MEMORY_PRESSURE, message)
     draft.condition(ConditionType.MEMORY_PRESSURE, True, ConditionReason.MEMORY_RUNNING_OUT, message)

@@ -37,6 +37,7 @@ _WARNINGS = {
     ConditionReason.CONTROLLER_ON_GPU_NODE: EventReason.CONTROLLER_ON_GPU_NODE,
     ConditionReason.DOES_NOT_FIT: EventReason.DOES_NOT_FIT,
     ConditionReason.FOREIGN_OBJECT: EventReason.FOREIGN_OBJECT,
+    ConditionReason.MEMORY_RUNNING_OUT: EventReason.MEMORY_PRESSURE,
     ConditionReason.NODE_LOST: EventReason.NODE_LOST,
     ConditionReason.OBJECT_LEFT_BEHIND: EventReason.OBJECT_LEFT_BEHIND,
     ConditionReason.POD_NOT_TERMINATING: EventReason.POD_NOT_TERMINATING,
