@@ -196,7 +196,7 @@ def set_degraded(view: JobView, draft: StatusDraft) -> None:
         draft.reset(ConditionType.DEGRADED)
         return
     warning = report.training_warning
-    if not draft.held(ConditionType.DEGRADED):
+    if not view.holds(ConditionType.DEGRADED):
         draft.event("Warning", EventReason.DEGRADED, warning.message)
     draft.condition(ConditionType.DEGRADED, True, warning.reason, warning.message)
 

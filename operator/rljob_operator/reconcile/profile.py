@@ -136,7 +136,7 @@ def record(view: JobView, draft: StatusDraft) -> tuple[Manifest | None, tuple[st
     """Return the MemoryProfile to write, and the names of those to delete with it; None, and no names, if the change
     from the stored status to the drafted one shows nothing new."""
     plan = draft.status.plan
-    completes = draft.holds(ConditionType.COMPLETE) and not draft.held(ConditionType.COMPLETE)
+    completes = draft.holds(ConditionType.COMPLETE) and not view.holds(ConditionType.COMPLETE)
     if plan is None or not (completes or _was_confirmed(view, draft)) or not _takes_part(view):
         return None, ()
     spec, observed = view.job.spec, view.observed

@@ -101,11 +101,6 @@ class StatusDraft:
     def holds(self, type_: ConditionType) -> bool:
         return self._conditions[type_].status == "True"
 
-    def held(self, type_: ConditionType) -> bool:
-        """The condition is true in the stored status."""
-        stored = self._stored.get(type_)
-        return stored is not None and stored.status == "True"
-
     def reason(self, type_: ConditionType) -> str:
         return self._conditions[type_].reason
 
