@@ -95,7 +95,7 @@ def _decide(observed: ObservedJob, settings: OperatorSettings, now: datetime) ->
     if view.stage is not Stage.FINISHED:
         set_fits(view, draft)
     if view.stage is not Stage.FINISHED and draft.reason(ConditionType.FAILED) != ConditionReason.RESUMED:
-        draft.reset(ConditionType.FAILED)  # an invalid spec may have been fixed
+        draft.reset(ConditionType.FAILED)  # a report of a bug (Executor.report) is out of date
     stages = {
         Stage.BETWEEN_ATTEMPTS: _next_attempt,
         Stage.LIVE: _run_attempt,
@@ -343,6 +343,4 @@ def _set_invalid_spec(problem: str, draft: StatusDraft) -> None:
     """Record that no attempt can use the spec. This is no failure of the job, which continues with a corrected spec."""
     if draft.reason(ConditionType.STALLED) != ConditionReason.INVALID_SPEC:
         draft.event("Warning", EventReason.INVALID_SPEC, problem)
-    if draft.holds(ConditionType.FAILED):
-        draft.reset(ConditionType.FAILED)
     draft.invalid_spec = f"{problem}; fix the spec with kubectl apply"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from rljob_api.conditions import ConditionReason, ConditionType
+from rljob_api.conditions import ConditionType
 from rljob_api.job import RLJob, RLJobSpec, grown_spec
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.status import MAX_ATTEMPTS_KEPT, AttemptStatus, Condition, RLJobStatus, Role, RolePods
@@ -182,11 +182,8 @@ def condition_of(status: RLJobStatus, type_: ConditionType) -> Condition | None:
 
 def is_finished(status: RLJobStatus) -> bool:
     """Complete, or failed. A job with an invalid spec is not finished: it continues once the spec is fixed."""
-    return any(
-        condition.status == "True" and condition.reason != ConditionReason.INVALID_SPEC
-        for condition in status.conditions
-        if condition.type in (ConditionType.COMPLETE, ConditionType.FAILED)
-    )
+    ends = (ConditionType.COMPLETE, ConditionType.FAILED)
+    return any(condition.type in ends and condition.status == "True" for condition in status.conditions)
 
 
 # --- What can be trusted of the stored status and of the StepReport ---

@@ -256,7 +256,6 @@ def test_objects_are_looked_up_when_it_is_time_and_all_pods_are_there(spec: dict
 
 # --- conditions as kstatus, kubectl wait and docs/job-life.md have them ---
 
-BROKEN = {"template": {"spec": {"containers": "rljob"}}}
 PAGE = (Path(__file__).parents[4] / "docs" / "job-life.md").read_text(encoding="utf-8")
 
 
@@ -306,15 +305,6 @@ def test_only_stalled_and_ready_are_about_a_spec_that_cannot_be_used() -> None:
     cluster.settled(kstatus="Failed")
     observed = {condition.type: condition.observed_generation for condition in cluster.stored.conditions}
     assert (observed["Stalled"], observed["Ready"], observed["Running"]) == (2, 2, 1)
-
-
-def test_an_invalid_spec_stored_by_an_earlier_version_is_no_failure() -> None:
-    cluster = created_job(policy=BROKEN)
-    old = cluster.condition(ConditionType.FAILED).model_copy(update={"status": "True", "reason": "InvalidSpec"})
-    kept = [it for it in cluster.stored.conditions if it.type not in ("Failed", "Stalled", "Ready")]
-    cluster.set_status(cluster.stored.model_copy(update={"conditions": [*kept, old]}))
-    cluster.settled(phase="Invalid", failed=False, kstatus="Failed")
-    cluster.change_spec(policy={"replicas": 2}).run().expect(phase="Running")
 
 
 @pytest.mark.parametrize(
