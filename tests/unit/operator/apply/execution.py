@@ -9,7 +9,6 @@ from typing import Any
 from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.apply.executor import Executor
 from rljob_operator.events import EventNote
-from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.labels import FINALIZER
 from rljob_operator.reconcile.desired import Desired
@@ -82,14 +81,13 @@ class Execution:
         recorder = RecordedEvents()
 
         async def story(serving: Serving) -> None:
-            client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=2, first_seconds=0.001))
+            client = serving.client(retry=RetryPolicy(attempts=2, first_seconds=0.001))
             executor = Executor(client, recorder, self.seen.append)
             for desired, state in steps:
                 try:
                     await executor.execute(desired, state)
                 except Exception as error:
                     self.error = error
-            await client.close()
 
         server = play(story, scripted(script))
         assert isinstance(self.error, fails or type(None)), self.error

@@ -14,7 +14,6 @@ from rljob_operator.apply import object_writer
 from rljob_operator.apply.executor import Executor, JobGone
 from rljob_operator.apply.object_writer import ForeignObject, LeftBehind, MissingObject, NameTaken
 from rljob_operator.events import EventNote
-from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import Conflict, Forbidden
 from rljob_operator.kube.resources import workloads_served
 from rljob_operator.labels import FINALIZER, SHARED
@@ -212,11 +211,9 @@ def test_a_refused_limit_is_an_event_and_tried_once(answer: Answer, message: str
 @pytest.mark.parametrize(("groups", "version"), [({"kueue.x-k8s.io": "v1beta1"}, "v1beta1"), ({}, "v1beta2")])
 def test_workloads_are_deleted_in_the_served_version(groups: dict[str, str], version: str) -> None:
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1)
-        executor = Executor(client, RecordedEvents(), lambda _: None)
+        executor = Executor(serving.client(), RecordedEvents(), lambda _: None)
         executor.workloads = workloads_served(groups)
         await executor.delete_workload("sums-rljob-1", "research")
-        await client.close()
 
     path = f"/apis/kueue.x-k8s.io/{version}/namespaces/research/workloads"
     assert play(story).writes() == [("DELETE", f"{path}/sums-rljob-1")]
@@ -241,11 +238,9 @@ def test_a_bug_is_reported_once_in_a_condition_that_is_false() -> None:
     known = {"type": "Scheduled", "status": "True"}
 
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1)
-        executor = Executor(client, recorder, lambda _: None)
+        executor = Executor(serving.client(), recorder, lambda _: None)
         await executor.report(bug, observed(raw_status={"conditions": [known]}))
         await executor.report(bug, observed(raw_status=serving.server.asked[0].body["status"]))
-        await client.close()
 
     recorder = RecordedEvents()
     [asked] = play(story).asked
@@ -292,11 +287,9 @@ def test_jobs_of_a_namespace_write_what_they_share_once() -> None:
 
 def test_jobs_that_begin_at_once_write_what_they_share_once() -> None:
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=4)
-        executor = Executor(client, RecordedEvents(), lambda _: None)
+        executor = Executor(serving.client(concurrency=4), RecordedEvents(), lambda _: None)
         jobs = [observed(name=f"job-{number}", uid=f"uid-{number}") for number in range(4)]
         await asyncio.gather(*(executor.execute(Desired(apply=(ACCOUNT,)), job) for job in jobs))
-        await client.close()
 
     assert play(story).writes() == [ACCOUNTS]
 

@@ -18,8 +18,7 @@ from rljob_operator.apply.executor import merge_patch, status_object
 from rljob_operator.apply.node_labels import NodeLabels
 from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
 from rljob_operator.events import EventNote
-from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import Forbidden, RetryPolicy
+from rljob_operator.kube.errors import Forbidden
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.token_bucket import TokenBucket
@@ -120,14 +119,11 @@ JOB = observed()
 
 def recorded(notes: Sequence[tuple[ObservedJob, EventNote]], script: Script = ()) -> list[Asked]:
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
-        recorder = EventRecorder(client, instance="operator-0")
-        running = asyncio.create_task(recorder.run())
+        recorder = EventRecorder(serving.client(), instance="operator-0")
+        serving.run(recorder.run())
         for about, note in notes:
             recorder.record(about, note)
         await recorder.flush()
-        running.cancel()
-        await client.close()
 
     return play(story, scripted(script)).asked
 
@@ -194,16 +190,13 @@ def labelled(nodes: Sequence[tuple[str, bool, bool]], script: Script = (), write
     """The writes after these nodes were seen, each with whether it has GPUs and whether it is labelled."""
 
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
-        labels = NodeLabels(client)
-        running = asyncio.create_task(labels.run())
+        labels = NodeLabels(serving.client())
+        serving.run(labels.run())
         for node, has_gpus, is_labelled in nodes:
             labels.check(node, has_gpus=has_gpus, labelled=is_labelled)
         while len(serving.server.asked) < writes:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.02)
-        running.cancel()
-        await client.close()
 
     asked = play(story, scripted(script)).asked
     return [

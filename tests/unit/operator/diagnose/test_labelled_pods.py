@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,8 +13,6 @@ from rljob_operator.apply.event_recorder import EventRecorder
 from rljob_operator.diagnose.explanation import ContainerEnd, OutOfMemoryCause, container_ends, explanation_of
 from rljob_operator.diagnose.labelled_pods import LabelledPods, owner_resource
 from rljob_operator.events import Subject
-from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.metrics import REGISTRY
 from tests.unit.operator.kube.scripted_api_server import (
     Answer,
@@ -79,17 +76,15 @@ def asked(pods: list[Object], script: Script = nothing, writes: int = 1) -> list
     """Requests of the operator after it saw these pods, and made `writes` Events."""
 
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
+        client = serving.client()
         recorder = EventRecorder(client, instance="operator-0")
         labelled = LabelledPods(client, recorder)
-        running = [asyncio.create_task(work) for work in (labelled.run(), recorder.run())]
+        serving.run(labelled.run())
+        serving.run(recorder.run())
         for found in pods:
             labelled.put(found)
         await labelled.flush()
         await recorder.flush()
-        for task in running:
-            task.cancel()
-        await client.close()
 
     server = play(story, script)
     assert len(server.writes()) == writes

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
-from rljob_operator.kube.client import Connection
+from rljob_operator.kube.client import ApiClient, Connection
+from rljob_operator.kube.errors import RetryPolicy
 
 Object = dict[str, Any]
 
@@ -118,16 +119,28 @@ async def scripted_api_server(script: Callable[[ScriptedApiServer], None]) -> As
     script(server)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
-    async with TestServer(app) as listening:
+    async with TestServer(app) as listening, AsyncExitStack() as stack:
         url = str(listening.make_url("")).rstrip("/")
         configuration = Configuration(host=url, api_key={"BearerToken": "Bearer secret"})
-        yield Serving(server, Connection(configuration, "operators"))
+        yield Serving(server, Connection(configuration, "operators"), stack)
 
 
 @dataclass(frozen=True)
 class Serving:
     server: ScriptedApiServer
     connection: Connection
+    _stack: AsyncExitStack
+
+    def client(self, **options: Any) -> ApiClient:
+        """A client that sends each request once, unless `options` say otherwise. It is closed after the story."""
+        given: dict[str, Any] = {"concurrency": 1, "retry": RetryPolicy(attempts=1)} | options
+        client = ApiClient(self.connection, **given)
+        self._stack.push_async_callback(client.close)
+        return client
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this work in the background, until the story ends."""
+        self._stack.callback(asyncio.create_task(work).cancel)
 
 
 def nothing(_: ScriptedApiServer) -> None:

@@ -39,12 +39,7 @@ def sent(request: Request, *answers: Answer, method: str = "GET", **options: Any
             server.answer(method, "", answer)
 
     async def story(serving: Serving) -> None:
-        given: dict[str, Any] = {"concurrency": 4, "retry": QUICK, **options}
-        api = ApiClient(serving.connection, **given)
-        try:
-            await request(api)
-        finally:
-            await api.close()
+        await request(serving.client(**{"concurrency": 4, "retry": QUICK} | options))
 
     return play(story, script).asked
 

@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import PODS
 from rljob_operator.kube.watch import Key, Reflector, key_of
 from tests.unit.operator.kube.scripted_api_server import (
@@ -70,18 +68,15 @@ def watched(expected: set[str], *answers: Answer, inactivity_seconds: float = 60
             server.answer("GET", "/pods", answer)
 
     async def story(serving: Serving) -> None:
-        api = ApiClient(serving.connection, concurrency=2, retry=RetryPolicy(attempts=1))
+        api = serving.client(concurrency=2)
         reflector = Reflector(
             api, PODS, sink, label_selector="a=b", inactivity_seconds=inactivity_seconds, reconnect_seconds=0.01
         )
-        running = asyncio.create_task(reflector.run())
+        serving.run(reflector.run())
         while sink.names != expected:
             await asyncio.sleep(0.01)
         assert reflector.synced.is_set()
         assert reflector.age_seconds < 60.0
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await api.close()
 
     return play(story, script).asked
 

@@ -11,7 +11,6 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
 from rljob_operator.kube.client import ApiClient, Connection
-from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import MEMORY_PROFILES, RLJOBS
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import JOBS, WATCH_AGE_SECONDS
@@ -247,7 +246,7 @@ def test_a_job_sees_the_profiles_of_its_namespace_and_others_if_they_are_shared(
 
 def test_each_namespace_has_a_watch_of_each_kind() -> None:
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1)
+        client = serving.client()
         observer = Observer((), lambda _: None)
         for namespaces, watched in ((("a", "b"), ("a", "b")), ((), (None,))):
             watches = reflectors(client, observer, namespaces, watch_nodes=bool(namespaces))
@@ -255,7 +254,6 @@ def test_each_namespace_has_a_watch_of_each_kind() -> None:
             selectors = (("rljobs", ""), ("pods", OWN_OBJECTS), ("stepreports", OWN_OBJECTS))
             nodes = [("nodes", None, "")] if namespaces else []
             assert kinds == [(kind, where, selector) for where in watched for kind, selector in selectors] + nodes
-        await client.close()
 
     play(story)
 
@@ -286,16 +284,13 @@ def test_a_job_deleted_while_the_watch_was_down_is_removed() -> None:
 
     async def story(serving: Serving) -> None:
         observer = Observer((), lambda _: None)
-        client = ApiClient(serving.connection, concurrency=2, retry=RetryPolicy(attempts=1))
+        client = serving.client(concurrency=2)
         [watch] = [found for found in reflectors(client, observer, (), watch_nodes=False) if found.resource is RLJOBS]
-        running = asyncio.create_task(watch.run())
+        serving.run(watch.run())
         await watch.synced.wait()
         async with asyncio.timeout(60):
             while {name for (_, name), _ in observer.jobs.items()} != {"b"}:
                 await asyncio.sleep(0.01)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await client.close()
 
     play(story, script)
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from rljob_operator.kube.client import ApiClient
-from rljob_operator.kube.errors import RetryPolicy
 from rljob_operator.kube.resources import PODS
 from rljob_operator.kube.watch import Reflector, Sink
 from rljob_operator.metrics import WATCH_AGE_SECONDS
@@ -107,9 +106,7 @@ def test_the_api_server_says_who_may(review: Answer, access: Answer | None, code
             server.answer("POST", "/subjectaccessreviews", access)
 
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1, retry=RetryPolicy(attempts=1))
-        assert await TokenCheck(client)("token") == code
-        await client.close()
+        assert await TokenCheck(serving.client())("token") == code
 
     asked = play(story, script).asked
     assert asked[0].body["spec"] == {"token": "token"}
@@ -124,10 +121,8 @@ def test_an_answer_is_remembered_and_no_token_is_asked_about_for_nothing() -> No
         server.answer("POST", "/tokenreviews", Answer(body={"status": {"authenticated": False}}))
 
     async def story(serving: Serving) -> None:
-        client = ApiClient(serving.connection, concurrency=1)
-        check = TokenCheck(client)
+        check = TokenCheck(serving.client())
         assert [await check("token"), await check("token"), await check("")] == [401, 401, 401]
-        await client.close()
 
     assert len(play(story, script).asked) == 1
 
@@ -145,8 +140,7 @@ def test_a_flood_of_unknown_tokens_is_refused_and_starves_no_known_caller(monkey
             return 200 if token == "prometheus" else 401
 
         monkeypatch.setattr(TokenCheck, "_ask", ask)
-        client = ApiClient(serving.connection, concurrency=1)
-        check = TokenCheck(client)
+        check = TokenCheck(serving.client())
         assert await check("prometheus") == 200
         check._accepted.update(dict.fromkeys(check._accepted, 0.0))
         flood = [asyncio.create_task(check(f"token {number}")) for number in range(600)]
@@ -158,7 +152,6 @@ def test_a_flood_of_unknown_tokens_is_refused_and_starves_no_known_caller(monkey
         for number in range(3000):
             check._remember(f"token {number}".encode(), 401)
         assert await check("prometheus") == 200, "known callers are not forgotten for unknown ones"
-        await client.close()
 
     play(story)
     assert len(asked) == 6
