@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import structlog
@@ -15,7 +14,7 @@ import structlog
 from rljob_operator.events import EventNote, Subject
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError, NotFound
-from rljob_operator.kube.resources import EVENTS, RLJOBS, Object
+from rljob_operator.kube.resources import EVENTS, RLJOBS, Object, micro_time
 from rljob_operator.metrics import EVENTS_DROPPED
 from rljob_operator.reconcile.observed import ObservedJob
 from rljob_operator.token_bucket import TokenBucket
@@ -98,8 +97,9 @@ class EventRecorder:
         tokens.take(now)
         if series and now - series.seen_at < _SERIES_ENDS_AFTER_SECONDS:
             series.count, series.seen_at = series.count + 1, now
+            repeated = {"series": {"count": series.count, "lastObservedTime": micro_time()}}
             try:
-                await self._client.patch(EVENTS, series.event, _repeated(series.count), subject.namespace)
+                await self._client.patch(EVENTS, series.event, repeated, subject.namespace)
                 return
             except NotFound:
                 del self._series[key]
@@ -113,7 +113,7 @@ class EventRecorder:
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {"name": name, "namespace": subject.namespace},
-            "eventTime": _micro_time(),
+            "eventTime": micro_time(),
             "type": note.type,
             "reason": note.reason,
             "action": "Reconcile",
@@ -144,11 +144,3 @@ def _clipped(message: str) -> str:
     if len(encoded) <= _MAX_NOTE_BYTES:
         return message
     return encoded[: _MAX_NOTE_BYTES - len(dots.encode())].decode(errors="ignore") + dots
-
-
-def _repeated(count: int) -> Object:
-    return {"series": {"count": count, "lastObservedTime": _micro_time()}}
-
-
-def _micro_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -11,14 +11,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import structlog
 
 from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
-from rljob_operator.kube.resources import LEASES, Object
+from rljob_operator.kube.resources import LEASES, Object, micro_time
 
 _log = structlog.get_logger(__name__)
 
@@ -52,15 +51,15 @@ def decide(spec: Object | None, identity: str, unchanged_seconds: float) -> Lite
     return "Wait"
 
 
-def held_spec(spec: Object | None, identity: str, times: ElectionTimes, now: datetime) -> Object:
+def held_spec(spec: Object | None, identity: str, times: ElectionTimes, now: str) -> Object:
     """The spec of the Lease after `identity` has acquired or renewed it."""
     renewed = spec is not None and spec.get("holderIdentity") == identity
     before = spec or {}
     return {
         "holderIdentity": identity,
         "leaseDurationSeconds": int(times.lease_duration),
-        "acquireTime": before.get("acquireTime") if renewed else _micro_time(now),
-        "renewTime": _micro_time(now),
+        "acquireTime": before.get("acquireTime") if renewed else now,
+        "renewTime": now,
         "leaseTransitions": int(before.get("leaseTransitions") or 0) + (spec is not None and not renewed),
     }
 
@@ -139,7 +138,7 @@ class LeaderElection:
         """Remove the holder from the Lease as last read. False if it has changed since: when `hold` is cancelled, the
         API server may execute a renewal whose response nobody receives.
         """
-        spec = self._spec() | {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time(_now())}
+        spec = self._spec() | {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micro_time()}
         try:
             await self._client.update(LEASES, self._name, (self._lease or {}) | {"spec": spec}, self._namespace)
         except Conflict:
@@ -185,7 +184,7 @@ class LeaderElection:
             "kind": LEASES.kind,
             "metadata": {"name": self._name, "namespace": self._namespace},
         } | (self._lease or {})
-        lease["spec"] = held_spec(spec, self._identity, self._times, _now())
+        lease["spec"] = held_spec(spec, self._identity, self._times, micro_time())
         if self._annotations:
             annotations = lease["metadata"].get("annotations") or {}
             lease["metadata"] = lease["metadata"] | {"annotations": annotations | self._annotations}
@@ -208,11 +207,3 @@ class LeaderElection:
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._times.retry_period * random.uniform(1.0, 1.2))
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _micro_time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

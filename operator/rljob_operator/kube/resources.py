@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from rljob_api.metadata import GROUP, VERSION
@@ -88,6 +89,11 @@ def workloads_served(groups: Mapping[str, str]) -> Resource:
 def resource_of(manifest: Object) -> Resource:
     """The resource that a manifest belongs to. Raises KeyError for kinds that the operator does not make."""
     return _RESOURCES_BY_KIND[(manifest["apiVersion"], manifest["kind"])]
+
+
+def micro_time() -> str:
+    """The present time, as a MicroTime of Kubernetes."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def revision(resource_version: str) -> int:

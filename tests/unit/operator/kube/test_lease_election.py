@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.unit.operator.kube.scripted_api_server import (
     refusal,
 )
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW, LATER = "2026-01-02T03:04:05.000000Z", "2026-01-02T03:04:07.000000Z"
 TIMES = ElectionTimes()
 PATIENT = ElectionTimes(lease_duration=600.0, renew_deadline=300.0, retry_period=0.05)
 """No request is given up because the machine is busy: the answers of a script are given once."""
@@ -50,10 +49,9 @@ def test_who_may_do_what(spec: Object | None, unchanged_seconds: float, decision
 def test_taking_over_counts_a_transition_and_renewing_does_not() -> None:
     taken = held_spec({"holderIdentity": "other", "leaseTransitions": 3}, "me", TIMES, NOW)
     assert taken["leaseTransitions"] == 4
-    renewed = held_spec(taken, "me", TIMES, datetime(2026, 1, 2, 3, 4, 7, tzinfo=UTC))
+    renewed = held_spec(taken, "me", TIMES, LATER)
     assert renewed["leaseTransitions"] == 4
-    assert renewed["acquireTime"] == "2026-01-02T03:04:05.000000Z"
-    assert renewed["renewTime"] == "2026-01-02T03:04:07.000000Z"
+    assert (renewed["acquireTime"], renewed["renewTime"]) == (NOW, LATER)
     assert held_spec(None, "me", TIMES, NOW)["leaseTransitions"] == 0
 
 
