@@ -61,7 +61,8 @@ class LabelledPods:
 
     def put(self, obj: Object) -> None:
         for end in container_ends(obj):
-            if end.key not in self._known and not _is_old(end):
+            is_old = end.finished_at is not None and datetime.now(UTC) - end.finished_at > _OLDEST
+            if end.key not in self._known and not is_old:
                 self._take(end)
 
     def remove(self, obj: Object) -> None:
@@ -120,10 +121,6 @@ class LabelledPods:
 
 def _note(message: str) -> EventNote:
     return EventNote("Warning", REASON, message)
-
-
-def _is_old(end: ContainerEnd) -> bool:
-    return end.finished_at is not None and datetime.now(UTC) - end.finished_at > _OLDEST
 
 
 # --- Owners ---

@@ -32,7 +32,7 @@ def set_scheduled(view: JobView, draft: StatusDraft) -> None:
         return
     if settling_seconds_left(view) and not view.all_ready:
         return
-    if not _all_placed(view):
+    if view.missing or not all(pod.node for pod in view.pods):
         draft.condition(ConditionType.SCHEDULED, False, *_why_not_placed(view))
     else:
         draft.set(start_time=draft.status.start_time or view.now)
@@ -47,10 +47,6 @@ def settling_seconds_left(view: JobView) -> float | None:
         return None
     since = max(placed)
     return max(0.0, _SETTLING_SECONDS - elapsed_seconds(since, view.now)) or None
-
-
-def _all_placed(view: JobView) -> bool:
-    return not view.missing and all(pod.node for pod in view.pods)
 
 
 def _why_not_placed(view: JobView) -> tuple[ConditionReason, str]:
