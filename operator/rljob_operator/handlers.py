@@ -46,7 +46,6 @@ from rljob_operator.kube.lease import LeaderElection, LeadershipLost
 from rljob_operator.kube.resources import PODS, RLJOBS, workloads_served
 from rljob_operator.kube.watch import Key, Reflector
 from rljob_operator.metrics import LEADER
-from rljob_operator.observe.node_facts import NodeFact
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.watches import Attendance, known_nodes, reflectors
 from rljob_operator.reconcile.observed import ObservedNode
@@ -245,7 +244,6 @@ class Leader:
         self._queue = JobQueue(self._priority_of)
         shares_profiles = settings.memory_profiles == "Cluster"
         self._observer = Observer(settings.gpu_resources, self._wake, shares_profiles=shares_profiles)
-        self._observer.node_changed = self._check_node
         self.nodes: Callable[[], Sequence[ObservedNode]] = self._observer.observed_nodes
         self._watches = reflectors(
             self._watch_client,
@@ -257,6 +255,8 @@ class Leader:
         self._attendance = Attendance(self._watches, self._wake_all)
         self._recorder = EventRecorder(self._event_client, instance=socket.gethostname())
         self._node_labels = NodeLabels(self._client)
+        if settings.label_nodes:
+            self._observer.node_changed = self._node_labels.check
         self._executor = Executor(self._client, self._recorder, self._observer.saw)
         self._unfinished = UnfinishedReconciles()
         if election:  # the process that led before has recorded its own in the Lease
@@ -352,10 +352,6 @@ class Leader:
         self._executor.workloads = workloads_served(groups)
         self._observer.set_api_groups(frozenset(groups))
         self._api_groups_read.set()
-
-    def _check_node(self, fact: NodeFact) -> None:
-        if self._settings.label_nodes:
-            self._node_labels.check(fact.node.name, has_gpus=fact.node.gpus > 0, labelled=fact.labelled)
 
 
 def _exit_if_leadership_is_lost(task: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ from rljob_operator.kube.client import ApiClient
 from rljob_operator.kube.errors import ApiError, NotFound
 from rljob_operator.kube.resources import NODES
 from rljob_operator.metrics import NODE_LABEL_WRITES
+from rljob_operator.reconcile.observed import ObservedNode
 
 _log = structlog.get_logger(__name__)
 
@@ -41,12 +42,13 @@ class NodeLabels:
         self._wrong: dict[str, _WrongLabel] = {}
         self._changed = asyncio.Event()
 
-    def check(self, node: str, *, has_gpus: bool, labelled: bool) -> None:
+    def check(self, node: ObservedNode) -> None:
         """Take a node as it was just observed."""
-        if has_gpus == labelled:
-            self._wrong.pop(node, None)
+        has_gpus = node.gpus > 0
+        if has_gpus == (f"{labels.NODE_HAS_GPUS}=true" in node.labels):
+            self._wrong.pop(node.name, None)
             return
-        self._wrong.setdefault(node, _WrongLabel(has_gpus)).has_gpus = has_gpus
+        self._wrong.setdefault(node.name, _WrongLabel(has_gpus)).has_gpus = has_gpus
         self._changed.set()
 
     async def run(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from sys import intern
@@ -26,32 +25,22 @@ RESTARTS_IN_PLACE = "RestartAllContainersOnContainerExits"
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFact:
-    node: ObservedNode
-    labelled: bool
-    """It has the label for nodes with GPUs."""
-
-
-def node_fact(obj: Object, gpu_resources: tuple[str, ...]) -> NodeFact:
+def observed_node(obj: Object, gpu_resources: tuple[str, ...]) -> ObservedNode:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     allocatable, marks = status.get("allocatable") or {}, obj["metadata"].get("labels") or {}
     ready: Object = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
     gpu, memory_bytes = _gpu(marks)
-    return NodeFact(
-        node=ObservedNode(
-            name=obj["metadata"]["name"],
-            gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
-            usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
-            tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
-            restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
-            gpu=gpu,
-            gpu_memory_bytes=memory_bytes,
-            host_memory_bytes=_count(allocatable.get("memory")) // GIB * GIB,  # nodes of a type differ by some KiB
-            labels=tuple(sorted(intern(f"{name}={value}") for name, value in marks.items())),
-            unreachable_since=_unreachable_since(ready),
-        ),
-        labelled=marks.get(labels.NODE_HAS_GPUS) == "true",
+    return ObservedNode(
+        name=obj["metadata"]["name"],
+        gpus=sum(_count(allocatable.get(resource)) for resource in gpu_resources),
+        usable=ready.get("status") == "True" and not spec.get("unschedulable", False),
+        tainted=any(taint.get("effect") in _KEEPS_OFF for taint in spec.get("taints") or ()),
+        restarts_in_place=RESTARTS_IN_PLACE in (status.get("declaredFeatures") or ()),
+        gpu=gpu,
+        gpu_memory_bytes=memory_bytes,
+        host_memory_bytes=_count(allocatable.get("memory")) // GIB * GIB,  # nodes of a type differ by some KiB
+        labels=tuple(sorted(intern(f"{name}={value}") for name, value in marks.items())),
+        unreachable_since=_unreachable_since(ready),
     )
 
 

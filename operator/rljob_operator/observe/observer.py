@@ -22,7 +22,7 @@ from rljob_operator.observe.job_facts import (
     step_report_fact,
     stored_profile,
 )
-from rljob_operator.observe.node_facts import NodeFact, UnplacedJobs, gains_room, node_fact
+from rljob_operator.observe.node_facts import UnplacedJobs, gains_room, observed_node
 from rljob_operator.observe.pod_facts import PodFact, pod_fact
 from rljob_operator.reconcile.observed import JobMetadata, ObservedJob, ObservedNode, StoredProfile
 from rljob_operator.reconcile.pod_deletion import waiting_workloads
@@ -51,11 +51,12 @@ class Observer:
         self.pods = Cache[PodFact](pod_fact, self._pod_changed, PODS.plural)
         self.step_reports = Cache[StepReportFact](step_report_fact, self._step_report_changed, STEP_REPORTS.plural)
         self.profiles = Cache[StoredProfile](stored_profile, self._profile_changed, MEMORY_PROFILES.plural)
-        self.nodes = Cache[NodeFact](lambda obj: node_fact(obj, gpu_resources), self._node_changed, NODES.plural)
+        read_node = partial(observed_node, gpu_resources=gpu_resources)
+        self.nodes = Cache[ObservedNode](read_node, self._node_changed, NODES.plural)
         self.api_groups: frozenset[str] = frozenset()
         self.api_groups_outdated: Callable[[], None] = lambda: None
         """Called if an API that was in use is not served any more."""
-        self.node_changed: Callable[[NodeFact], None] = lambda _: None
+        self.node_changed: Callable[[ObservedNode], None] = lambda _: None
         """Called with each node that appears or changes."""
         self._wake = wake
         self._pods_of: dict[Key, dict[str, PodFact]] = {}
@@ -109,7 +110,7 @@ class Observer:
     def observed_nodes(self) -> tuple[ObservedNode, ...]:
         """The present nodes, by name."""
         if self._nodes is None:
-            self._nodes = tuple(sorted((fact.node for fact in self.nodes.values()), key=lambda node: node.name))
+            self._nodes = tuple(sorted(self.nodes.values(), key=lambda node: node.name))
         return self._nodes
 
     def orphaned_workloads(self, key: Key) -> tuple[str, ...]:
@@ -219,14 +220,12 @@ class Observer:
             latest = max(same, key=lambda profile: profile.last_used_at, default=None)
             self._shared_profiles = _with(self._shared_profiles, name, latest)
 
-    def _node_changed(self, key: Key, before: NodeFact | None, after: NodeFact | None) -> None:
+    def _node_changed(self, key: Key, before: ObservedNode | None, after: ObservedNode | None) -> None:
         """Wake the jobs that wait for nodes, if there is room for more pods."""
+        self._nodes = None
         if after:
             self.node_changed(after)
-        old, new = before.node if before else None, after.node if after else None
-        if old != new:
-            self._nodes = None
-        if gains_room(old, new):
+        if gains_room(before, after):
             self.unplaced.wake_later()
 
 

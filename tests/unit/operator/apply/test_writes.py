@@ -20,7 +20,7 @@ from rljob_operator.apply.object_writer import LARGEST_WAVE, in_waves
 from rljob_operator.events import EventNote
 from rljob_operator.kube.errors import Forbidden
 from rljob_operator.kube.lease import LeadershipLost
-from rljob_operator.reconcile.observed import ObservedJob
+from rljob_operator.reconcile.observed import ObservedJob, ObservedNode
 from rljob_operator.token_bucket import TokenBucket
 from tests.unit.operator.apply.execution import Script, observed, scripted
 from tests.unit.operator.kube.scripted_api_server import Asked, Serving, play, refusal
@@ -192,8 +192,9 @@ def labelled(nodes: Sequence[tuple[str, bool, bool]], script: Script = (), write
     async def story(serving: Serving) -> None:
         labels = NodeLabels(serving.client())
         serving.run(labels.run())
-        for node, has_gpus, is_labelled in nodes:
-            labels.check(node, has_gpus=has_gpus, labelled=is_labelled)
+        for name, has_gpus, is_labelled in nodes:
+            marks = ("rljob.dev/has-gpus=true",) if is_labelled else ("rljob.dev/has-gpus=false",)
+            labels.check(ObservedNode(name, gpus=int(has_gpus), usable=True, labels=marks))
         while len(serving.server.asked) < writes:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.02)

@@ -25,7 +25,7 @@ from rljob_operator.observe.job_facts import (
     raw_status,
     step_report_fact,
 )
-from rljob_operator.observe.node_facts import NodeFact, node_fact
+from rljob_operator.observe.node_facts import observed_node
 from rljob_operator.observe.observer import Observer
 from rljob_operator.observe.pod_facts import observed_pod, pod_fact
 from rljob_operator.reconcile.observed import ContainerTermination, ObservedNode, ObservedPod
@@ -263,9 +263,7 @@ def ready(status: str) -> Object:
 def test_what_is_read_from_a_node(given: Object, facts: Object) -> None:
     marks = tuple(f"{name}={value}" for name, value in sorted(given["metadata"].get("labels", {}).items()))
     expected = replace(ObservedNode("cpu-node", gpus=0, usable=True, labels=marks), **facts)
-    assert node_fact(given, ("nvidia.com/gpu", "amd.com/gpu")) == NodeFact(expected, labelled=False)
-    labelled = node(labels={"rljob.dev/has-gpus": "true"})
-    assert node_fact(labelled, ()).labelled
+    assert observed_node(given, ("nvidia.com/gpu", "amd.com/gpu")) == expected
 
 
 # --- jobs ---
