@@ -53,7 +53,7 @@ from rljob_operator.reconcile.reconcile import reconcile
 from rljob_operator.runtime.admission import objection_to, serve_admission
 from rljob_operator.runtime.discovery import api_server_ports, follow_api_groups, wait_for_crds
 from rljob_operator.runtime.endpoints import Health, TokenCheck, metrics_app, probes_app, serve, tls_context
-from rljob_operator.runtime.job_queue import JobQueue, Priority
+from rljob_operator.runtime.job_queue import JobQueue
 from rljob_operator.runtime.reconcile_loop import ANNOTATION, ReconcileLoop, UnfinishedReconciles
 from rljob_operator.settings import OperatorSettings
 
@@ -241,7 +241,7 @@ class Leader:
         self._event_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
         self._diagnosis_client = ApiClient(connection, concurrency=1, retry=impatient, guard=guard)
 
-        self._queue = JobQueue(self._priority_of)
+        self._queue = JobQueue(is_running=lambda key: self._observer.runs(key))
         shares_profiles = settings.memory_profiles == "Cluster"
         self._observer = Observer(settings.gpu_resources, self._wake, shares_profiles=shares_profiles)
         self.nodes: Callable[[], Sequence[ObservedNode]] = self._observer.observed_nodes
@@ -344,9 +344,6 @@ class Leader:
         for key, _ in self._observer.jobs.items():
             if namespace in (None, key[0]):
                 self._queue.add(key)
-
-    def _priority_of(self, key: Key) -> Priority:
-        return Priority.RUNNING if self._observer.runs(key) else Priority.PENDING
 
     def _take_api_groups(self, groups: dict[str, str]) -> None:
         self._executor.workloads = workloads_served(groups)

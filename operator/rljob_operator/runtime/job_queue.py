@@ -25,9 +25,9 @@ class JobQueue:
     after its own back-off, which doubles with each failure.
     """
 
-    def __init__(self, priority_of: Callable[[Key], Priority] = lambda _: Priority.PENDING) -> None:
-        """`priority_of`: the present priority of a job."""
-        self._priority_of = priority_of
+    def __init__(self, is_running: Callable[[Key], bool] = lambda _: False) -> None:
+        """`is_running`: the job holds nodes, or recovers from a failure."""
+        self._is_running = is_running
         self._order = FairOrder()
         self._queued_at: dict[Key, float] = {}
         self._begun_at: dict[Key, float] = {}
@@ -49,7 +49,7 @@ class JobQueue:
         if key not in self._order:
             _ADDS.inc()
             self._queued_at[key] = time.monotonic()
-        priority = self._priority_of(key)
+        priority = Priority.RUNNING if self._is_running(key) else Priority.PENDING
         self._order.put(key, priority)
         self._report_depth()
         self._arrivals[Priority.PENDING].set()

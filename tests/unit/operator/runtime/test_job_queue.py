@@ -98,7 +98,7 @@ def test_a_running_job_comes_first_and_alone_to_a_reserved_worker() -> None:
         queue.add(C)
         assert [await queue.get(), await queue.get()] == [C, A]
 
-    play(story, priority_of=lambda key: PENDING if key == A else RUNNING)
+    play(story, is_running=lambda key: key != A)
 
 
 def metric(name: str, **labels: str) -> float:
