@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -21,10 +21,12 @@ PEAK = {"role": "policy", "rank": 1, "peakReservedBytes": 36 * GIB, "deviceTotal
 HELD = PLAN.model_copy(update={"generation": 2, "micro_batch_tokens": 2048})
 
 
-def begun(profiles: Profiles | None = None, uid: str = "next-uid", **given: Any) -> SimulatedCluster:
+def begun(
+    profiles: Profiles | None = None, uid: str = "next-uid", at: datetime = START + timedelta(hours=1), **given: Any
+) -> SimulatedCluster:
     """A job whose first attempt runs, in a namespace with these profiles."""
     cluster = new_job(**given)
-    cluster.uid, cluster.profiles, cluster.now = uid, dict(profiles or {}), START + timedelta(hours=1)
+    cluster.uid, cluster.profiles, cluster.now = uid, dict(profiles or {}), at
     return cluster.run()
 
 
@@ -193,12 +195,8 @@ def test_the_next_job_of_the_shape_starts_with_the_plan_that_held() -> None:
     ],
 )
 def test_a_job_of_another_shape_starts_on_its_own(given: dict[str, Any]) -> None:
-    profiles = learned()
-    cluster = new_job(**given)
-    cluster.profiles, cluster.now = profiles, START + timedelta(hours=1)
-    cluster.run()
-    assert cluster.stored.plan is None
-    assert cluster.stored.memory_profile is None
+    stored = begun(learned(), **given).stored
+    assert (stored.plan, stored.memory_profile) == (None, None)
 
 
 @pytest.mark.parametrize("given", [{"steps": 500}, {"env": [{"name": "SEED", "value": "7"}]}, {"retry": 2}])
@@ -242,9 +240,7 @@ def test_another_trainer_starts_with_the_settings_that_it_reads() -> None:
 
 
 def test_a_profile_that_was_not_used_for_long_is_ignored_and_replaced() -> None:
-    cluster = new_job()
-    cluster.uid, cluster.profiles, cluster.now = "later-uid", learned(), START + timedelta(hours=2) + EXPIRES_AFTER
-    cluster.run()
+    cluster = begun(learned(), at=START + timedelta(hours=2) + EXPIRES_AFTER)
     assert cluster.stored.plan is None
     status = parsed(cluster.reports(3, memory_facts=FACTS).settled().complete().profiles).status
     assert (status.changes, status.jobs) == ([], 1), "the job did without them"
