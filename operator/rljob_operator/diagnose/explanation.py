@@ -111,8 +111,6 @@ class OutOfMemoryCause:
     """An out-of-memory failure of a container."""
 
     class_name: FailureClass
-    confidence: float
-    """Between 0 and 1."""
     message: str
     """Cause and advice, printable, in one line."""
 
@@ -150,4 +148,4 @@ def _cause(end: ContainerEnd, class_: FailureClass, confidence: float, message: 
     text = f"{subject} ran out of memory: {class_} ({confidence:.0%}): {message} {class_.advice}"
     # No control characters, also those of terminals and of writing direction: messages come from any program.
     printable = "".join(character if character.isprintable() else " " for character in text)
-    return OutOfMemoryCause(class_, confidence, printable)
+    return OutOfMemoryCause(class_, printable)

@@ -10,13 +10,11 @@ _MAX_MESSAGE = 1024
 
 
 class ApiError(Exception):
-    """The API server refused. `message` is its own, `code` the HTTP status, `causes` the reasons in its details."""
+    """The API server refused. `message` is its own."""
 
-    def __init__(self, message: str, code: int = 0, causes: frozenset[str] = frozenset()) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
-        self.causes = causes
 
 
 class NotFound(ApiError):
@@ -69,7 +67,7 @@ def error_of(code: int, status: Any, retry_after: str | None = None) -> ApiError
     causes = frozenset(str(cause.get("reason")) for cause in details.get("causes") or ())
     message = str(body.get("message") or status or f"HTTP status {code}")[:_MAX_MESSAGE]
     kind = _of_webhook(message) or _kind_of(code, str(body.get("reason")), causes, str(details.get("kind")))
-    error = kind(message, code, causes)
+    error = kind(message)
     if isinstance(error, Unavailable):
         error.retry_after_seconds = _seconds(retry_after or details.get("retryAfterSeconds"))
     return error
