@@ -119,16 +119,16 @@ def _with_status(
         draft.observe_generation()
     draft.set(display=display(draft.status))
     status, interval = bounded(draft.status), settings.status_interval_seconds
-    write = due_write(observed.status, status, interval, observed.status_wait_seconds, now)
+    wait_seconds, is_delayed = due_write(observed.status, status, interval, observed.status_wait_seconds, now)
     keeps_finalizer = observed.deleting or observed.has_finalizer == uses_finalizer(settings)
     return replace(
         desired,
         finalizer=desired.finalizer if keeps_finalizer else uses_finalizer(settings),
-        status=status.model_copy(update={"update_time": now}) if write.wait_seconds == 0.0 else None,
-        is_status_delayed=write.is_delayed,
+        status=status.model_copy(update={"update_time": now}) if wait_seconds == 0.0 else None,
+        is_status_delayed=is_delayed,
         # Events of a change come with its write: until then, each reconcile drafts them again.
-        events=desired.events if write.is_delayed else desired.events + tuple(draft.events),
-        requeue_after_seconds=soonest(desired.requeue_after_seconds, write.wait_seconds or None),
+        events=desired.events if is_delayed else desired.events + tuple(draft.events),
+        requeue_after_seconds=soonest(desired.requeue_after_seconds, wait_seconds or None),
     )
 
 

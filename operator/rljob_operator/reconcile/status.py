@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -234,32 +233,23 @@ def _evaluation(evaluation: EvaluationStatus | None) -> str:
 # --- Writes ---
 
 
-@dataclass(frozen=True, slots=True)
-class StatusWrite:
-    """Time at which a drafted status is written."""
-
-    wait_seconds: float | None
-    """0: now. None: there is nothing to write."""
-    is_delayed: bool = False
-    """A change that is worth an immediate write waits, because the job has written too often."""
-
-
 def due_write(
     stored: RLJobStatus, drafted: RLJobStatus, interval_seconds: float, budget_seconds: float, now: datetime
-) -> StatusWrite:
-    """Return the time at which `drafted` is written over `stored`.
+) -> tuple[float | None, bool]:
+    """Return the seconds until `drafted` is written over `stored` (0: now; None: there is nothing to write), and True
+    if a change that is worth an immediate write waits, because the job has written too often.
 
     A change that decisions rest on is written at once. A change that a person waits for waits `budget_seconds`, which
     is 0 unless the job has written too often. Progress and the wording of messages also wait until `interval_seconds`
     have passed since the last write.
     """
     if _without(stored, {"update_time"}) == _without(drafted, {"update_time"}):
-        return StatusWrite(None)
+        return None, False
     if stored.update_time is None or _decisive(stored) != _decisive(drafted):
-        return StatusWrite(0.0)
+        return 0.0, False
     if _noteworthy(stored) != _noteworthy(drafted):
-        return StatusWrite(budget_seconds, is_delayed=budget_seconds > 0)
-    return StatusWrite(max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)))
+        return budget_seconds, budget_seconds > 0
+    return max(budget_seconds, interval_seconds - elapsed_seconds(stored.update_time, now)), False
 
 
 _PROGRESS = {"step", "reward", "evaluation", "memory", "plan", "pods", "display", "update_time"}
