@@ -49,7 +49,6 @@ class Executor:
 
     def forget(self, job: Key) -> None:
         """Drop the records of a job that is gone."""
-        self._objects.forget(job)
         self._decisions.pop(job, None)
         self._refused_resizes.pop(job, None)
 

@@ -34,7 +34,6 @@ from rljob_operator.kube.errors import (
 )
 from rljob_operator.kube.lease import LeadershipLost
 from rljob_operator.kube.resources import CONFIG_MAPS, PODS, RLJOBS, SECRETS, Object, resource_of
-from rljob_operator.kube.watch import Key
 from rljob_operator.names import SHARED_ACCOUNT
 from rljob_operator.objects.attempt import Manifest, is_shared
 from rljob_operator.reconcile.desired import Desired
@@ -51,7 +50,6 @@ _SHARED_KNOWN_SECONDS = 60.0
 class _Made:
     """Objects applied and created for one attempt of one job. Only saves writes: losing it costs a few."""
 
-    job_uid: str = ""
     attempt: str = ""
     digests: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uids: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -73,12 +71,9 @@ class ObjectWriter:
     def __init__(self, client: ApiClient, saw: Callable[[Object], None]) -> None:
         self._client = client
         self._saw = saw
-        self._made: OrderedDict[Key, _Made] = OrderedDict()
+        self._made: OrderedDict[str, _Made] = OrderedDict()
+        """By the uid of the job."""
         self._shared: OrderedDict[str, _MadeForNamespace] = OrderedDict()
-
-    def forget(self, job: Key) -> None:
-        """Drop the records of a job that is gone."""
-        self._made.pop(job, None)
 
     async def verify(self, manifests: Sequence[Manifest]) -> None:
         """Create those objects again that were deleted."""
@@ -123,10 +118,7 @@ class ObjectWriter:
 
     def _made_for(self, job: ObservedJob, desired: Desired) -> _Made:
         """Records of the current attempt. A new attempt keeps the uids alone."""
-        key = (job.namespace, job.name)
-        made = remembered(self._made, key, _Made(job.uid), _JOBS_REMEMBERED)
-        if made.job_uid != job.uid:
-            made = self._made[key] = _Made(job.uid)
+        made = remembered(self._made, job.uid, _Made(), _JOBS_REMEMBERED)
         attempt = next((_attempt(manifest) for manifest in desired.create if _is_pod(manifest)), made.attempt)
         if attempt != made.attempt:
             made.attempt = attempt
