@@ -84,20 +84,14 @@ class Health:
 def probes_app(health: Health) -> web.Application:
     """Both probes. Any answer shows that the event loop runs."""
 
-    async def healthz(_: web.Request) -> web.Response:
-        return _answer(health.problem())
-
-    async def readyz(_: web.Request) -> web.Response:
-        return _answer(health.not_ready())
+    async def answer(find_problem: Callable[[], str | None], _: web.Request) -> web.Response:
+        problem = find_problem()
+        return web.Response(status=503, text=f"{problem}\n") if problem else web.Response(text="ok\n")
 
     app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/healthz", partial(answer, health.problem))
+    app.router.add_get("/readyz", partial(answer, health.not_ready))
     return app
-
-
-def _answer(problem: str | None) -> web.Response:
-    return web.Response(status=503, text=f"{problem}\n") if problem else web.Response(text="ok\n")
 
 
 @asynccontextmanager
