@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from rljob_client.errors import BadInput
 from rljob_trainer.policy import policy_offload
 from rljob_trainer.policy.host_array import HostArray
-from rljob_trainer.policy.optimizer_state import SLOTS, Copies, InOrder, Lanes, stream_through
+from rljob_trainer.policy.optimizer_state import SLOTS, Copies, Lanes, stream_through
 from rljob_trainer.policy.policy_offload import PolicyOffload
 
 # Buckets that pass through a device in three queues are complete, in any order of the queues.
@@ -23,23 +24,24 @@ from rljob_trainer.policy.policy_offload import PolicyOffload
 CPU = torch.device("cpu")
 
 
-class ScrambledLanes:
+class ScrambledLanes(Lanes):
     """Queues as a GPU's streams are: nothing runs before `finish`, then any queue advances whose next item may run."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(CPU)
         self._choice = random.Random(seed)
         self._queues: list[deque[tuple[int, int | None, Callable[[], None]]]] = [deque() for _ in range(3)]
         self._done: set[int] = set()
         self._items = 0
 
     def fetch(self, copies: Copies, after: Any) -> int:
-        return self._enqueue(0, lambda: InOrder().fetch(copies, None), after)
+        return self._enqueue(0, partial(super().fetch, copies, None), after)
 
     def compute(self, work: Callable[[], None], after: Any) -> int:
         return self._enqueue(1, work, after)
 
     def write_back(self, copies: Copies, after: Any) -> int:
-        return self._enqueue(2, lambda: InOrder().write_back(copies, None), after)
+        return self._enqueue(2, partial(super().write_back, copies, None), after)
 
     def finish(self) -> None:
         while any(self._queues):
@@ -60,7 +62,7 @@ def buckets_of(arrays: list[torch.Tensor], size: int) -> list[list[tuple[torch.T
     return [list(parts) for parts in zip(*halves, strict=True)]
 
 
-@pytest.mark.parametrize("lanes", [InOrder(), *(ScrambledLanes(seed) for seed in range(20))])
+@pytest.mark.parametrize("lanes", [Lanes(CPU), *(ScrambledLanes(seed) for seed in range(20))])
 @pytest.mark.parametrize("elements", [0, 3, 10, 37])
 def test_every_element_is_worked_on_once(lanes: Lanes, elements: int) -> None:
     first, second = torch.arange(elements, dtype=torch.float32), torch.ones(elements, dtype=torch.int16)
@@ -78,7 +80,7 @@ def test_every_element_is_worked_on_once(lanes: Lanes, elements: int) -> None:
 def test_at_most_three_buckets_are_on_the_device() -> None:
     storages: set[int] = set()
     stream_through(
-        InOrder(),
+        Lanes(CPU),
         CPU,
         buckets_of([torch.zeros(40)], 4),
         lambda _bucket, parts: storages.add(parts[0].untyped_storage().data_ptr()),
@@ -95,7 +97,7 @@ def test_a_failing_bucket_leaves_those_after_it_unchanged() -> None:
         parts[0].add_(1)
 
     with pytest.raises(torch.OutOfMemoryError):
-        stream_through(InOrder(), CPU, buckets_of([array], 4), work)
+        stream_through(Lanes(CPU), CPU, buckets_of([array], 4), work)
     assert array.tolist() == [1] * 4 + [0] * 8
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class OptimizerState:
             self._dtypes["remainders"] = torch.int16
         if moments == QUANTIZED:
             self._dtypes |= {"exp_avg_scales": torch.float32, "exp_avg_sq_scales": torch.float32}
-        self._lanes = lanes_of(device)
+        self._lanes = Lanes(device)
         cut = self._cut(offload)
         self._halves = _Halves(cut, self._device_arrays(cut), self._host_arrays(cut))
 
@@ -184,65 +184,41 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 """Pairs of target and source."""
 
 
-class Lanes(Protocol):
-    """Three concurrent queues. Each runs its items in order; an item waits for the event `after`."""
+class Lanes:
+    """Three concurrent queues of a device: a stream for each direction of copies, made once, since torch keeps memory
+    apart for each stream, and the current stream for work. Each runs its items in order; an item waits for the event
+    `after`. On a CPU, which has no queues, an item is complete when its call returns.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device: Any = torch.get_device_module(device)
+        self._in, self._out = self._device.Stream(), self._device.Stream()
 
     def fetch(self, copies: Copies, after: Any) -> Any:
         """Copy to the device. Returns the event of its completion."""
+        # Without an event the slot is new: its memory may still be in use by earlier work.
+        return self._copied_on(self._in, copies, after or self._device.current_stream().record_event())
 
     def compute(self, work: Callable[[], None], after: Any) -> Any:
         """Run `work` on the device."""
+        self._device.current_stream().wait_event(after)
+        work()
+        return self._device.current_stream().record_event()
 
     def write_back(self, copies: Copies, after: Any) -> Any:
         """Copy to the host."""
+        return self._copied_on(self._out, copies, after)
 
     def finish(self) -> None:
         """Return when all items are complete, also after an error."""
+        self._device.synchronize()
 
-
-class InOrder:
-    """The lanes of a device without queues: each item is complete when its call returns."""
-
-    def fetch(self, copies: Copies, after: None) -> None:
-        _copy(copies)
-
-    def compute(self, work: Callable[[], None], after: None) -> None:
-        work()
-
-    def write_back(self, copies: Copies, after: None) -> None:
-        _copy(copies)
-
-    def finish(self) -> None:
-        pass
-
-
-class CudaLanes:
-    """Two streams for the copies, made once, since torch keeps memory apart for each stream; work is on the current
-    stream."""
-
-    def __init__(self) -> None:
-        self._in, self._out = torch.cuda.Stream(), torch.cuda.Stream()
-
-    def fetch(self, copies: Copies, after: torch.cuda.Event | None) -> torch.cuda.Event:
-        # Without an event the slot is new: its memory may still be in use by earlier work.
-        return _copied_on(self._in, copies, after or torch.cuda.current_stream().record_event())
-
-    def compute(self, work: Callable[[], None], after: torch.cuda.Event) -> torch.cuda.Event:
-        torch.cuda.current_stream().wait_event(after)
-        work()
-        done: torch.cuda.Event = torch.cuda.current_stream().record_event()
-        return done
-
-    def write_back(self, copies: Copies, after: torch.cuda.Event) -> torch.cuda.Event:
-        return _copied_on(self._out, copies, after)
-
-    def finish(self) -> None:
-        self._in.synchronize()
-        self._out.synchronize()
-
-
-def lanes_of(device: torch.device) -> Lanes:
-    return CudaLanes() if device.type == "cuda" else InOrder()
+    def _copied_on(self, stream: Any, copies: Copies, after: Any) -> Any:
+        with self._device.stream(stream):
+            stream.wait_event(after)
+            for target, source in copies:
+                target.copy_(source, non_blocking=True)
+            return stream.record_event()
 
 
 def stream_through(
@@ -291,20 +267,6 @@ def stream_through(
             written.append(lanes.write_back([(kept, piece) for piece, kept in pairs(bucket)], worked))
     finally:
         lanes.finish()
-
-
-def _copy(copies: Copies) -> None:
-    for target, source in copies:
-        target.copy_(source)
-
-
-def _copied_on(stream: torch.cuda.Stream, copies: Copies, after: torch.cuda.Event) -> torch.cuda.Event:
-    with torch.cuda.stream(stream):
-        stream.wait_event(after)
-        for target, source in copies:
-            target.copy_(source, non_blocking=True)
-        done: torch.cuda.Event = stream.record_event()
-        return done
 
 
 _HALF = 1 << 15

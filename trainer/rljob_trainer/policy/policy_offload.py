@@ -63,8 +63,7 @@ class PolicyOffload:
             return
         trained, frozen = self._storages(trained=True), self._storages(trained=False)
         copies = [*self._trained.filled(trained), *self._copies_of_frozen(frozen)]
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        torch.get_device_module(self._device).synchronize()
         self._freed = [
             _Freed(storage, storage.nbytes(), copy) for storage, copy in zip([*trained, *frozen], copies, strict=True)
         ]
@@ -88,8 +87,7 @@ class PolicyOffload:
                 assert self._read_frozen is not None
                 self._read_frozen()
         except BaseException:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize()
+            torch.get_device_module(self._device).synchronize()
             for freed in self._freed:
                 freed.storage.resize_(0)
             raise

@@ -7,6 +7,7 @@ step waits until it is complete.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,13 @@ class StateSnapshot:
         self._sources: list[Tensor] = []
         """Sources of a copy in progress: FSDP replaces the shards in its first pass."""
         self._steps: int | None = None
-        self._on_gpu = optimizer.state.arrays()["exp_avg"].is_cuda
-        self._stream = torch.cuda.Stream() if self._on_gpu else None
+        device = optimizer.state.arrays()["exp_avg"].device
+        self._device: Any = torch.get_device_module(device)
+        self._stream = self._device.Stream()
         self._kept = HostArray(
             parts_bytes(self._state()),
             torch.uint8,
-            pinned=self._on_gpu,
+            pinned=device.type == "cuda",
             purpose="a snapshot of the policy's state",
             advice="run without it: a failure in an optimizer step then replaces the policy's processes",
         )
@@ -45,26 +47,21 @@ class StateSnapshot:
         if self._optimizer.state.offloaded or not self._has_memory():
             return
         self._sources = self._state()
-        if self._stream is None:
-            self._copy()
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._copy()
+        self._stream.wait_stream(self._device.current_stream())
+        with self._device.stream(self._stream):
+            for source, kept in zip(self._sources, parts_like(self._sources, self._kept.tensor), strict=True):
+                kept.copy_(source, non_blocking=True)
         self._steps = self._optimizer.steps
 
     def complete(self) -> None:
         """Make subsequent work wait for the copy. Call it before the state changes."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+        self._device.current_stream().wait_stream(self._stream)
         self._sources = []
 
     def restore(self) -> None:
         """Bring the state back. Allocates no memory."""
         assert self._steps is not None, "no snapshot was taken"
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._sources = []
+        self.complete()
         state = self._state()
         for target, kept in zip(state, parts_like(state, self._kept.tensor), strict=True):
             target.copy_(kept)
@@ -77,10 +74,6 @@ class StateSnapshot:
         except RuntimeError as error:
             print(f"no snapshot is kept: {error}", file=sys.stderr, flush=True)
             return False
-
-    def _copy(self) -> None:
-        for source, kept in zip(self._sources, parts_like(self._sources, self._kept.tensor), strict=True):
-            kept.copy_(source, non_blocking=True)
 
     def _state(self) -> list[Tensor]:
         """The shards of the trained weights, and the optimizer's arrays."""
