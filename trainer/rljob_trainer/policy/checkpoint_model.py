@@ -17,10 +17,9 @@ from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, writer_
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.policy.checkpoint_layout import WEIGHTS
 from rljob_trainer.policy.config import LoraConfig
-from rljob_trainer.policy.export import write_description
+from rljob_trainer.policy.export import write_description, write_weights
 from rljob_trainer.policy.lora import is_adapter, merged, write_adapters
 from rljob_trainer.policy.model import CAUSAL_LM, sent_name
-from rljob_trainer.policy.model_files import write_weights
 from rljob_trainer.policy.optimizer_state import split
 from rljob_trainer.policy.weight_loading import require_finite, rows_of
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,13 +21,14 @@ from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import gathered
 from rljob_trainer.policy.lora import adapted_layers, is_adapter, merged_weight, write_adapter_description
 from rljob_trainer.policy.model import PolicyModel, sent_name
-from rljob_trainer.policy.model_files import write_weights
 from rljob_trainer.policy.weight_loading import diverged, is_finite
 
 _WEIGHTS = frozenset(
     ".safetensors .bin .pt .pth .ckpt .gguf .ggml .h5 .msgpack .ot .onnx .onnx_data .tflite .npz .nemo".split()  # noqa: SIM905
 )
 """Ends of the names of files with the initial weights, in the formats of all libraries."""
+
+_INDEX = "model.safetensors.index.json"
 
 _MORE_TEMPLATES = "additional_chat_templates"
 """Directory of the tokenizer's other chat templates."""
@@ -83,6 +84,33 @@ def export_pretrained(model: PolicyModel, dtype: torch.dtype, source_dir: Path, 
         shutil.rmtree(directory)
         raise diverged(not_finite, len(shapes))
     dist.barrier()
+
+
+def write_weights(
+    shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, tensors: Iterable[tuple[str, Tensor]], directory: Path
+) -> None:
+    """Write `tensors`, which have these `shapes` by name, as safetensors files of a few GB at most.
+
+    A file is written as soon as it is complete: if they come in the order of `shapes`, host memory holds one file.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    split = split_torch_state_dict_into_shards(
+        {name: torch.empty(tuple(shape), dtype=dtype, device="meta") for name, shape in shapes.items()}
+    )
+    held: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors:
+        file = split.tensor_to_filename[name]
+        of_file = held.setdefault(file, {})
+        of_file[name] = tensor.contiguous()
+        if len(of_file) == len(split.filename_to_tensors[file]):
+            save_file(held.pop(file), directory / file, metadata={"format": "pt"})
+        del of_file
+    assert not held, "all tensors were given"
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (directory / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def write_description(source_dir: Path, directory: Path, dtype: torch.dtype) -> None:
