@@ -41,9 +41,7 @@ class Gradients:
 
     def norm(self) -> float:
         """L2 norm over all parameters and ranks. Collective if parameters are sharded."""
-        grads = [grad for grad in self.all() if grad.numel()]
-        norms = torch._foreach_norm(grads) if grads else [torch.zeros(())]
-        total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+        total = torch.nn.utils.get_total_norm([grad for grad in self.all() if grad.numel()])
         if mesh := next((each.device_mesh for each in self._parameters if isinstance(each, DTensor)), None):
             squared = total.to(self._device()) ** 2
             dist.all_reduce(squared, group=_shard_group(mesh))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rljob_trainer.algorithm.logprobs import fused
 from rljob_trainer.algorithm.packing import Sizes
 from rljob_trainer.policy import flash_attention_2
 from rljob_trainer.policy.flash_attention_2 import Pairing
@@ -46,7 +45,7 @@ def attend(
         rows, prompts = slice(tokens.first, tokens.last), slice(tokens.prompts)
         shared = Pairing(response_bounds, prompt_bounds, tokens.longest_responses, tokens.longest_prompt, None)
         of_prompts = flash_attention_2.forward(query[rows], key[prompts], value[prompts], shared, scaling)
-        merge = _compiled(_merge) if query.is_cuda else _merge
+        merge = fused(_merge) if query.is_cuda else _merge
         normalizers[:, rows] = merge(output[rows], normalizers[:, rows], *of_prompts)
     return output.contiguous(), normalizers.contiguous()
 
@@ -111,10 +110,3 @@ def _merge(output: Tensor, normalizers: Tensor, other: Tensor, other_normalizers
     shares = [(each - total).exp().T[:, :, None] for each in (normalizers, other_normalizers)]
     output.copy_(output * shares[0] + other * shares[1])
     return total
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `function` on first use, since importing the compiler takes seconds."""
-    compiled: Callable[..., Any] = torch.compile(function, dynamic=True)
-    return compiled
