@@ -76,6 +76,8 @@ class Step:
     new: list[FloatArray]
     old: list[FloatArray]
     completions: list[int]
+    reference: list[FloatArray]
+    entropy: list[FloatArray]
 
     @classmethod
     def random(cls, seed: int, spread: float) -> Step:
@@ -100,7 +102,9 @@ class Step:
             finished=np.ones(12, np.bool_),
             kept=kept,
         ).scored(np.zeros(12, np.float32), draw.normal(size=12).astype(np.float32) * kept)
-        return cls(batch, new, old, completions_with_tokens(batch))
+        reference = [(each + draw.normal(0, 0.3, len(each))).astype(np.float32) for each in old]
+        entropy = [draw.uniform(0, 2, len(each)).astype(np.float32) for each in old]
+        return cls(batch, new, old, completions_with_tokens(batch), reference, entropy)
 
     def parts(self, algorithm: AlgorithmSpec, ranks: int, budget: int) -> Iterator[MicroBatch]:
         for rank in range(ranks):
@@ -120,14 +124,18 @@ def divided(step: Step, algorithm: AlgorithmSpec, ranks: int, budget: int) -> tu
     new = [torch.tensor(values, requires_grad=True) for values in step.new]
     total, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
 
-    def joined(values: list[Tensor], part: MicroBatch) -> Tensor:
-        return torch.cat([values[i] for i in part.completions]) if part.completions else torch.zeros(0)
+    def joined(values: list[Any], part: MicroBatch) -> Tensor:
+        return torch.cat([torch.as_tensor(values[i]) for i in part.completions]) if part.completions else torch.zeros(0)
 
     for part in step.parts(algorithm, ranks, budget):
-        logprobs = joined(new, part)
-        old = joined([torch.tensor(values) for values in step.old], part)
         found: tuple[Tensor, LossMetrics] = policy_loss(
-            part, logprobs, torch.zeros_like(logprobs), algorithm, loss_of(algorithm.name), old_logprobs=old
+            part,
+            joined(new, part),
+            joined(step.entropy, part),
+            algorithm,
+            loss_of(algorithm.name),
+            old_logprobs=joined(step.old, part),
+            reference_logprobs=joined(step.reference, part) if algorithm.kl_coefficient else None,
         )
         if part.completions:
             found[0].backward()
@@ -168,7 +176,9 @@ def loops(step: Step, algorithm: AlgorithmSpec, new: list[Any], weights_at: list
             trust = trust * ((trust >= 1 / sampling.cap) & (trust <= sampling.cap))
         else:
             trust = np.ones_like(trust)
-        summed = float((trust * objective).sum())
+        beyond = step.reference[i][mask] - np.asarray(new[i], np.float64)[mask]
+        penalty = algorithm.kl_coefficient * (np.exp(beyond) - beyond - 1)
+        summed = float((trust * objective - penalty + algorithm.entropy_coefficient * step.entropy[i][mask]).sum())
         total -= {
             "TokenMean": summed / tokens,
             "SequenceMean": summed / mask.sum() / len(kept),
@@ -181,6 +191,7 @@ CASES = [
     *((name, {}, ImportanceSamplingSpec(mode="Disabled")) for name in ALGORITHMS),
     ("grpo", {"loss_aggregation": "SequenceMean"}, ImportanceSamplingSpec()),
     ("gspo", {"loss_aggregation": "TokenMean"}, ImportanceSamplingSpec(mode="Mask")),
+    ("grpo", {"dual_clip": 1.2, "kl_coefficient": 0.4, "entropy_coefficient": 0.3}, ImportanceSamplingSpec(cap=1.2)),
     ("dapo", {}, ImportanceSamplingSpec(level="Sequence")),
     ("cispo", {"clip_high": 0.1}, ImportanceSamplingSpec(level="Sequence", mode="Mask")),
 ]
@@ -233,7 +244,7 @@ def ess_of(weights: list[float], **sampling: Any) -> dict[str, float]:
     )
     old = [np.full(len(each), -1, np.float32) for each in logprobs]
     algorithm = AlgorithmSpec(steps=1, importance_sampling=ImportanceSamplingSpec(**sampling))
-    return divided(Step(batch, old, old, [0, 1]), algorithm, 2, 100)[2]
+    return divided(Step(batch, old, old, [0, 1], old, old), algorithm, 2, 100)[2]
 
 
 @pytest.mark.parametrize(
