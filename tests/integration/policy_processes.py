@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -27,6 +28,7 @@ from rljob_testing.memory_plans import memory_plan
 from rljob_testing.policy_models import master_of
 from rljob_trainer.algorithm.micro_batch import completions_with_tokens
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, FileDigest, describe
+from rljob_trainer.policy.checkpoint_layout import SaveInPieces
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.rank import PolicyRank
@@ -122,6 +124,13 @@ def weights_digest(policy: PolicyRank) -> str:
     return digest.hexdigest()
 
 
+def state_of(policy: RankProcesses) -> str:
+    """The `weights_digest`, which all ranks agree on."""
+    digest: str
+    [digest] = set(policy.run(weights_digest))
+    return digest
+
+
 def token_logprobs(policy: PolicyRank, batch: RolloutBatch) -> list[FloatArray]:
     """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
     completions, update = completions_with_tokens(batch), policy._update
@@ -175,6 +184,24 @@ def complete_checkpoint(policy: RankProcesses, directory: Path) -> dict[str, Fil
     return digests
 
 
+def written_checkpoint(policy: RankProcesses, directory: Path) -> Path:
+    """The state of `policy` in `directory`, with the manifest."""
+    policy.call("start_checkpoint", directory)
+    complete_checkpoint(policy, directory)
+    return directory
+
+
+def before_each_piece(wait: Callable[[], object]) -> None:
+    """In a policy process: call `wait` before each piece of a checkpoint is written."""
+    resolve = SaveInPieces.resolve_data
+
+    def waiting(planner: SaveInPieces, item: WriteItem) -> Any:
+        wait()
+        return resolve(planner, item)
+
+    SaveInPieces.resolve_data = waiting  # type: ignore[assignment, method-assign]
+
+
 def tiny_model(
     directory: Path,
     kind: str = "qwen3",
@@ -219,6 +246,14 @@ def policy_config(model_dir: Path, output_dir: Path, **changes: Any) -> PolicyCo
         "memory": memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7),
     }
     return PolicyConfig(model_dir=model_dir, output_dir=output_dir, **(settings | changes))
+
+
+def tiny_config(directory: Path, **changes: Any) -> PolicyConfig:
+    """`policy_config` of a tiny model in `directory`, which is made unless it is there."""
+    model_dir = directory / "model"
+    if not model_dir.exists():
+        tiny_model(model_dir)
+    return policy_config(model_dir, directory / "run", **changes)
 
 
 def scored_batch(

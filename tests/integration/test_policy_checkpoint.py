@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoModelForCausalLM
 
@@ -26,31 +24,26 @@ from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
     RankProcesses,
+    before_each_piece,
     complete_checkpoint,
     parameters,
     policy_config,
     policy_processes,
     scored_batch,
+    state_of,
     sweep,
+    tiny_config,
     tiny_model,
     token_logprobs,
-    weights_digest,
+    written_checkpoint,
 )
 
 
 def weights_after(policy: RankProcesses, *steps: int) -> str:
-    """The digest of the weights, on which all ranks must agree."""
+    """The state of `policy` after these updates."""
     for step in steps:
         policy.call("update", scored_batch(step))
-    [digest] = set(policy.run(weights_digest))
-    return str(digest)
-
-
-def written_checkpoint(policy: RankProcesses, directory: Path) -> Path:
-    """The state of `policy`, with the manifest that the controller writes."""
-    policy.call("start_checkpoint", directory)
-    complete_checkpoint(policy, directory)
-    return directory
+    return state_of(policy)
 
 
 def use_small_pieces(_policy: PolicyRank) -> None:
@@ -65,29 +58,10 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("moments", ["float32", "int8"])
-def test_a_restored_policy_continues_bit_for_bit(tmp_path: Path, moments: str) -> None:
-    settings = {"learning_rate": 1e-2, "warmup_steps": 4, "moments": moments}
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **settings)
-    directory = tmp_path / "checkpoint"
-    with policy_processes(2, config) as policy:
-        at_checkpoint = weights_after(policy, 1, 2)
-        policy.call("start_checkpoint", directory)
-        # The next steps run while the checkpoint is being written: they must not show in it.
-        uninterrupted = weights_after(policy, 3, 4)
-        assert complete_checkpoint(policy, directory).keys() == {"__0_0.distcp", "__1_0.distcp"}
-        assert all(policy.call("checkpoint_written"))
-
-    with policy_processes(2, config) as policy:
-        assert policy.call("load_checkpoint", directory) == [None, None]
-        assert weights_after(policy) == at_checkpoint
-        assert weights_after(policy, 3, 4) == uninterrupted
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_damage_is_found_while_loading_and_another_checkpoint_loads(tmp_path: Path, ranks: int) -> None:
     """Also if other ranks had written it. Every rank learns of it."""
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", learning_rate=1e-2)
+    config = tiny_config(tmp_path, learning_rate=1e-2)
     with policy_processes(2, config) as policy:
         policy.run(use_small_pieces)
         at_first = weights_after(policy, 1)
@@ -120,7 +94,7 @@ def test_damage_is_found_while_loading_and_another_checkpoint_loads(tmp_path: Pa
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_loads_into_another_number_of_ranks(tmp_path: Path, dtype: str) -> None:
     """One rank has bfloat16 weights with remainders, two have float32 shards: the masters are the same bits."""
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", dtype=dtype, learning_rate=1e-2)
+    config = tiny_config(tmp_path, dtype=dtype, learning_rate=1e-2)
     last, expected, continued = None, "", ""
     for ranks in (1, 2, 3, 1):
         with policy_processes(ranks, config) as policy:
@@ -138,7 +112,7 @@ def test_a_checkpoint_loads_into_another_number_of_ranks(tmp_path: Path, dtype: 
 
 def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path) -> None:
     """It has one file a rank and one item a tensor, as torch writes them by default."""
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", learning_rate=1e-2)
+    config = tiny_config(tmp_path, learning_rate=1e-2)
     directory = tmp_path / "checkpoint"
     with policy_processes(2, config) as policy:
         expected = weights_after(policy, 1)
@@ -208,7 +182,7 @@ def added_memory(work: Callable[[], None]) -> int:
 def test_moments_in_8_bits_are_quantized_again_for_another_number_of_ranks(tmp_path: Path) -> None:
     """One rank, two ranks, one rank: moments stay within half the distance between two codes at each load, 1.4 % or
     less of a block's largest first moment; the weights are bit-identical."""
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", moments="int8")
+    config = tiny_config(tmp_path, moments="int8")
     digests, moments = [], []
     for load, ranks in enumerate((1, 2, 1)):
         with policy_processes(ranks, config) as policy:
@@ -273,7 +247,7 @@ def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: i
     """Without a copy, it is written from where the state is, so the next step waits. The plan may change at the same
     time."""
     settings = {"dtype": dtype, "moments": moments, "learning_rate": 1e-2}
-    plain = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **settings)
+    plain = tiny_config(tmp_path, **settings)
     in_place = replace(plain, checkpoint_copy=False)
     streamed, streamed_in_place, partly = (
         replace(config, memory=plain.memory.model_copy(update={"optimizer_offload": share}))
@@ -301,18 +275,12 @@ def test_a_checkpoint_is_the_same_wherever_the_state_is(tmp_path: Path, ranks: i
 
 def write_slowly(_policy: PolicyRank) -> None:
     """In a policy process: the next step is ready to begin long before a checkpoint is written."""
-    resolve = checkpoint_layout.SaveInPieces.resolve_data
-
-    def slow(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
-        time.sleep(0.01)
-        return resolve(planner, item)
-
-    checkpoint_layout.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
+    before_each_piece(lambda: time.sleep(0.01))
 
 
 def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Path) -> None:
     """Once the checkpoint that is being written from it is complete."""
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", learning_rate=1e-2)
+    config = tiny_config(tmp_path, learning_rate=1e-2)
     go_on = tmp_path / "go-on"
     with policy_processes(2, config) as policy:
         policy.run(write_after, go_on)
@@ -334,14 +302,12 @@ def test_memory_of_a_copy_is_given_back_if_a_changed_plan_needs_it(tmp_path: Pat
 
 def write_after(_policy: PolicyRank, go_on: Path) -> None:
     """In a policy process: write nothing before the file `go_on` exists."""
-    resolve = checkpoint_layout.SaveInPieces.resolve_data
 
-    def held(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
+    def wait() -> None:
         while not go_on.exists():
             time.sleep(0.01)
-        return resolve(planner, item)
 
-    checkpoint_layout.SaveInPieces.resolve_data = held  # type: ignore[assignment, method-assign]
+    before_each_piece(wait)
 
 
 def keep_a_copy(policy: PolicyRank) -> None:
@@ -354,7 +320,7 @@ def keeps_a_copy(policy: PolicyRank) -> bool:
 
 
 def test_a_second_checkpoint_waits_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    config = tiny_config(tmp_path)
     with policy_processes(1, config) as policy:
         policy.call("start_checkpoint", tmp_path / "first")
         with pytest.raises(RuntimeError, match="still being written"):
@@ -411,7 +377,7 @@ def _sent_kinds(policy: PolicyRank) -> dict[str, torch.dtype]:
 
 @pytest.mark.parametrize("moments", ["float32", "int8"])
 def test_a_checkpoint_of_two_copies_is_that_of_one(tmp_path: Path, moments: str) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", moments=moments)
+    config = tiny_config(tmp_path, moments=moments)
     copied = replace(config, memory=config.memory.model_copy(update={"policy_copies": 2}))
     with policy_processes(4, copied) as policy:
         digest = weights_after(policy, 1, 2)

@@ -34,12 +34,13 @@ from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
     VOCABULARY,
-    complete_checkpoint,
     policy_config,
     policy_processes,
     scored_batch,
+    tiny_config,
     tiny_model,
     weights_digest,
+    written_checkpoint,
 )
 
 
@@ -149,11 +150,10 @@ def test_compiling_ahead_changes_nothing(ranks: int, changes: dict[str, Any], tm
 
 
 def test_a_checkpoint_loads_after_compiling_ahead(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    config = tiny_config(tmp_path)
     with policy_processes(3, config) as policy:
         policy.call("update", scored_batch(1))
-        policy.call("start_checkpoint", tmp_path / "saved")
-        complete_checkpoint(policy, tmp_path / "saved")
+        written_checkpoint(policy, tmp_path / "saved")
         policy.call("update", scored_batch(2))
         expected = policy.run(weights_digest)
     with policy_processes(3, replace(config, compile_ahead=True)) as policy:

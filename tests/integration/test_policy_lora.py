@@ -17,24 +17,20 @@ from rljob_trainer.policy.config import LoraConfig, PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
-    complete_checkpoint,
     parameters,
-    policy_config,
     policy_processes,
     scored_batch,
-    tiny_model,
+    tiny_config,
     token_logprobs,
     weights_digest,
+    written_checkpoint,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
 
 
 def lora_config(tmp_path: Path, **changes: Any) -> PolicyConfig:
-    model_dir = tmp_path / "model"
-    if not model_dir.exists():
-        tiny_model(model_dir)
-    return policy_config(model_dir, tmp_path / "run", **({"learning_rate": 1e-2, "lora": LORA} | changes))
+    return tiny_config(tmp_path, **({"learning_rate": 1e-2, "lora": LORA} | changes))
 
 
 def adapters(policy: PolicyRank) -> dict[str, np.ndarray]:
@@ -128,8 +124,7 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_bit_for_bit(tmp_path:
     config = lora_config(tmp_path)
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
-        policy.call("start_checkpoint", tmp_path / "checkpoint")
-        complete_checkpoint(policy, tmp_path / "checkpoint")
+        written_checkpoint(policy, tmp_path / "checkpoint")
         policy.call("update", scored_batch(2))
         expected = policy.run(adapters)
     saved = FileSystemReader(tmp_path / "checkpoint").read_metadata().state_dict_metadata

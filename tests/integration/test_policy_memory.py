@@ -15,7 +15,7 @@ from rljob_trainer.algorithm import logprobs
 from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
-from tests.integration.policy_processes import policy_config, policy_processes, scored_batch, tiny_model, weights_digest
+from tests.integration.policy_processes import policy_processes, scored_batch, tiny_config, weights_digest
 
 MEMORY = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7)
 
@@ -31,7 +31,7 @@ def digests_after_updates(config: PolicyConfig, *steps: int) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["unsharded", "under FSDP"])
 def test_an_update_that_raised_is_repeated_unless_its_optimizer_step_failed(tmp_path: Path, dtype: str) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", dtype=dtype)
+    config = tiny_config(tmp_path, dtype=dtype)
     undisturbed = digests_after_updates(config, 1, 2)
     with policy_processes(1, config) as policy:
         for step, where in ((1, "forward"), (2, "backward")):
@@ -74,7 +74,7 @@ def _run_out_of_memory(policy: PolicyRank, batch: RolloutBatch, where: str) -> N
 @pytest.mark.parametrize("detached", [True, False])
 def test_attached_metrics_keep_every_micro_batch_until_the_update_ends(tmp_path: Path, detached: bool) -> None:
     memory = MEMORY.model_copy(update={"detach_metrics": detached})
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory)
+    config = tiny_config(tmp_path, memory=memory)
     with policy_processes(1, config) as policy:
         [kept] = policy.run(_saved_tensors_kept, scored_batch(1))
         assert policy.run(weights_digest) == digests_after_updates(replace(config, memory=MEMORY), 1)
@@ -109,7 +109,7 @@ def _saved_tensors_kept(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
 
 
 def test_memory_settings_change_between_updates(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    config = tiny_config(tmp_path)
     smaller = memory_plan(micro_batch_tokens=24, logprob_chunk_tokens=3, activation_checkpointing=True)
     with policy_processes(1, config) as policy:
         [before] = policy.run(_what_an_update_does, scored_batch(1))
@@ -146,7 +146,7 @@ def _what_an_update_does(policy: PolicyRank, batch: RolloutBatch) -> dict[str, f
 
 def test_the_optimizers_whole_state_exists_before_the_first_update(tmp_path: Path) -> None:
     """The engine's KV cache is sized after the policy has loaded: what came later would not be counted."""
-    with policy_processes(2, policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")) as policy:
+    with policy_processes(2, tiny_config(tmp_path)) as policy:
         [before, *_] = policy.run(_optimizer_state_bytes)
         policy.call("update", scored_batch(1))
         assert policy.run(_optimizer_state_bytes)[0] == before
@@ -166,7 +166,7 @@ def _optimizer_state_bytes(policy: PolicyRank) -> int:
 def test_a_state_in_host_memory_has_no_snapshot_there(tmp_path: Path, offload: bool) -> None:
     """The plan counts no host memory for it, and no update could be undone with it."""
     memory = memory_plan(micro_batch_tokens=40, logprob_chunk_tokens=7, optimizer_offload=offload)
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", memory=memory, snapshots=True)
+    config = tiny_config(tmp_path, memory=memory, snapshots=True)
     with policy_processes(1, config) as policy:
         assert policy.run(_has_snapshot) == [not offload]
         policy.call("update", scored_batch(1))

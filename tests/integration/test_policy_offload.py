@@ -16,13 +16,14 @@ from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
     RankProcesses,
     complete_checkpoint,
-    policy_config,
     policy_processes,
     scored_batch,
+    state_of,
     sweep,
-    tiny_model,
+    tiny_config,
     token_logprobs,
     weights_digest,
+    written_checkpoint,
 )
 
 LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -39,11 +40,8 @@ WITH_FROZEN_WEIGHTS = ("bfloat16 with a reference", "adapters")
 
 
 def config_of(tmp_path: Path, form: str = "bfloat16", **changes: Any) -> PolicyConfig:
-    model_dir = tmp_path / "model"
-    if not model_dir.exists():
-        tiny_model(model_dir)
     settings = IN_8_BITS if form == "int8 moments" else FORMS[form]
-    return policy_config(model_dir, tmp_path / "run", **({"learning_rate": 1e-2} | settings | changes))
+    return tiny_config(tmp_path, **({"learning_rate": 1e-2} | settings | changes))
 
 
 def bytes_on_device(policy: PolicyRank) -> int:
@@ -117,21 +115,21 @@ def test_a_checkpoint_is_written_from_host_memory(
     directory = tmp_path / "checkpoint"
     with policy_processes(ranks, config) as policy:
         policy.call("update", scored_batch(1))
-        [at_checkpoint] = set(policy.run(weights_digest))
+        at_checkpoint = state_of(policy)
         offloaded(policy)
         policy.call("start_checkpoint", directory)
         assert not any(policy.run(bytes_on_device))
         policy.call("update", scored_batch(2))
         offloaded(policy)
         complete_checkpoint(policy, directory)
-        [after] = set(policy.run(weights_digest))
+        after = state_of(policy)
     with policy_processes(ranks, config) as policy:
         offloaded(policy)
         policy.call("load_checkpoint", directory)
-        assert set(policy.run(weights_digest)) == {at_checkpoint}
+        assert state_of(policy) == at_checkpoint
         offloaded(policy)
         policy.call("update", scored_batch(2))
-        assert set(policy.run(weights_digest)) == {after}
+        assert state_of(policy) == after
 
 
 @pytest.mark.parametrize(("form", "ranks"), [("float32", 2), ("bfloat16", 1)])
@@ -142,8 +140,7 @@ def test_a_checkpoint_is_written_before_weights_return_or_leave(tmp_path: Path, 
         policy.call("update", scored_batch(1))
         expected = policy.run(weights_digest)
         offloaded(policy)
-        policy.call("start_checkpoint", tmp_path / "away")
-        complete_checkpoint(policy, tmp_path / "away")
+        written_checkpoint(policy, tmp_path / "away")
         assert not any(policy.run(bytes_on_device))
         policy.call("update", scored_batch(2))
         after = policy.run(weights_digest)

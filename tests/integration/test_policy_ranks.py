@@ -31,6 +31,7 @@ from tests.integration.policy_processes import (
     policy_config,
     policy_processes,
     scored_batch,
+    tiny_config,
     tiny_model,
     weights_digest,
 )
@@ -172,7 +173,7 @@ def test_ranks_and_micro_batches_give_the_update_of_a_plain_loop(
 
 @pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_shared_prompts_change_an_update_by_rounding_alone(tmp_path: Path, ranks: int) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", **ALL_TERMS)
+    config = tiny_config(tmp_path, **ALL_TERMS)
     batch = scored_batch(1, group_size=5, longest_prompt=24)
     with policy_processes(ranks, config) as policy:
         shared, repeated = (policy.run(_update_of, batch, shares) for shares in (True, False))
@@ -240,7 +241,7 @@ def test_masked_responses_change_nothing(tmp_path: Path) -> None:
     kept = np.arange(len(batch)) % 4 != 1
     nothing = [ids[: len(ids) * of] for ids, of in zip(batch.response_ids, kept, strict=True)]
     logprobs = [values[: len(ids)] for values, ids in zip(batch.rollout_logprobs, nothing, strict=True)]
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", loss_aggregation="ConstantLength")
+    config = tiny_config(tmp_path, loss_aggregation="ConstantLength")
     digests = []
     for changed in (replace(batch, kept=kept), replace(batch, response_ids=nothing, rollout_logprobs=logprobs)):
         with policy_processes(1, config) as policy:
@@ -250,7 +251,7 @@ def test_masked_responses_change_nothing(tmp_path: Path) -> None:
 
 
 def test_completions_without_advantage_are_skipped_without_effect(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", updates_per_step=2)
+    config = tiny_config(tmp_path, updates_per_step=2)
     batch = scored_batch(1, prompts=8)
     advantages = batch.advantages.copy()
     advantages[9:21] = 0
@@ -319,7 +320,7 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
 
 
 def test_nothing_of_a_micro_batch_outlives_the_update(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    config = tiny_config(tmp_path)
     with policy_processes(1, config) as policy:
         [[most_alive, alive_after]] = policy.run(_hidden_states_alive, scored_batch(1))
     assert most_alive == 1, "a micro-batch's hidden states were alive in the next one's forward"
@@ -344,7 +345,7 @@ def _hidden_states_alive(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
     directory = tmp_path_factory.mktemp("two_ranks")
-    config = policy_config(tiny_model(directory / "model"), directory / "run", weight_decay=0.0)
+    config = tiny_config(directory, weight_decay=0.0)
     with policy_processes(2, config) as policy:
         yield policy
 
@@ -390,7 +391,7 @@ def _metrics_over_ranks(policy: PolicyRank, broken: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_trained_model_with_nan_is_not_written(tmp_path: Path, ranks: int) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run")
+    config = tiny_config(tmp_path)
     with policy_processes(ranks, config) as policy:
         policy.run(_break_a_weight)
         with pytest.raises(BadInput, match=r"NaN or infinity in 1 of \d+ tensors, such as model\.norm\.weight"):
@@ -419,7 +420,7 @@ def gathered_after_each_micro_batch(policy: PolicyRank, batch: RolloutBatch) -> 
 
 
 def test_embedding_and_head_are_gathered_once_in_an_update(tmp_path: Path) -> None:
-    config = policy_config(tiny_model(tmp_path / "model"), tmp_path / "run", updates_per_step=2)
+    config = tiny_config(tmp_path, updates_per_step=2)
     with policy_processes(2, config) as policy:
         for found in policy.run(gathered_after_each_micro_batch, scored_batch(1)):
             half = len(found) // 2

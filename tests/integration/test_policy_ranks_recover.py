@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.planner import WriteItem
 
 from rljob_client.errors import RunError
 from rljob_trainer.policy import checkpoint, checkpoint_layout, rank
@@ -25,13 +24,13 @@ from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.policy.update import PolicyUpdate
 from tests.integration.policy_processes import (
     RankProcesses,
-    complete_checkpoint,
-    policy_config,
+    before_each_piece,
     policy_processes,
     scored_batch,
+    state_of,
     sweep,
-    tiny_model,
-    weights_digest,
+    tiny_config,
+    written_checkpoint,
 )
 
 FAILING_RANK = 1
@@ -149,16 +148,7 @@ def process_id(_policy: PolicyRank) -> int:
 
 
 def config_of(tmp_path: Path, **changes: Any) -> PolicyConfig:
-    return policy_config(
-        tiny_model(tmp_path / "model"), tmp_path / "run", snapshots=True, updates_per_step=2, **changes
-    )
-
-
-def state_of(policy: RankProcesses) -> str:
-    """The digest of the weights, which all ranks agree on."""
-    digest: str
-    [digest] = set(policy.run(weights_digest))
-    return digest
+    return tiny_config(tmp_path, snapshots=True, updates_per_step=2, **changes)
 
 
 def without_failure(ranks: int, config: PolicyConfig, steps: Iterable[int]) -> list[tuple[dict[str, float], str]]:
@@ -195,14 +185,8 @@ def write_for_minutes(policy: PolicyRank, slow_ranks: Container[int]) -> None:
     checkpoint._LEAVE_SECONDS = 60.0
     if policy.rank not in slow_ranks:
         return
-    resolve = checkpoint_layout.SaveInPieces.resolve_data
     checkpoint_layout.PIECE_BYTES = SMALL_PIECE_BYTES
-
-    def slow(planner: checkpoint_layout.SaveInPieces, item: WriteItem) -> Any:
-        time.sleep(0.5 if checkpoint_layout.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0)
-        return resolve(planner, item)
-
-    checkpoint_layout.SaveInPieces.resolve_data = slow  # type: ignore[assignment, method-assign]
+    before_each_piece(lambda: time.sleep(0.5 if checkpoint_layout.PIECE_BYTES == SMALL_PIECE_BYTES else 0.0))
 
 
 def write_fast(_policy: PolicyRank) -> None:
@@ -229,8 +213,7 @@ def test_a_new_group_does_not_wait_for_a_long_checkpoint(tmp_path: Path, copied:
         assert (policy.run(updated, 2)[0], state_of(policy)) == expected
         assert not (tmp_path / "interrupted" / ".metadata").exists()
         policy.run(write_fast)
-        policy.call("start_checkpoint", tmp_path / "saved")
-        complete_checkpoint(policy, tmp_path / "saved")
+        written_checkpoint(policy, tmp_path / "saved")
         assert policy.call("load_checkpoint", tmp_path / "saved") == [None, None]
         assert state_of(policy) == expected[1]
 

@@ -12,24 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
     ALL_TERMS,
     RankProcesses,
     parameters,
-    policy_config,
     policy_processes,
     scored_batch,
-    tiny_model,
+    state_of,
+    tiny_config,
 )
 from tests.integration.test_policy_ranks_recover import (
     FAILING_RANK,
     between_micro_batches,
     in_first_backward,
     inject,
-    state_of,
 )
 
 GROUPS, GROUP_SIZE = 6, 3
@@ -74,14 +72,10 @@ def streamed(policy: PolicyRank, batch: RolloutBatch, added: int) -> dict[str, f
     return policy.update(batch, added).metrics
 
 
-def config_of(directory: Path, **changes: Any) -> PolicyConfig:
-    return policy_config(tiny_model(directory / "model"), directory / "run", **changes)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_parts_that_are_added_early_change_no_bit(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
-    config = config_of(tmp_path, **settings)
+    config = tiny_config(tmp_path, **settings)
     with policy_processes(ranks, config) as one, policy_processes(ranks, config) as other:
         for step in WITHOUT_GRADIENT:
             batch, added = step_in_parts(step), 1 + step % 2
@@ -91,7 +85,7 @@ def test_parts_that_are_added_early_change_no_bit(tmp_path: Path, ranks: int, se
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_update_is_that_of_the_whole_step_up_to_rounding(tmp_path: Path, settings: dict[str, Any]) -> None:
-    config = config_of(tmp_path, **settings)
+    config = tiny_config(tmp_path, **settings)
     with policy_processes(1, config) as streaming, policy_processes(1, config) as whole:
         batch = step_in_parts(1)
         [found] = streaming.run(streamed, batch, 2)
@@ -107,7 +101,7 @@ def test_the_update_is_that_of_the_whole_step_up_to_rounding(tmp_path: Path, set
 
 
 def test_the_update_repeats_all_parts_after_a_failure_in_one(tmp_path: Path) -> None:
-    config = config_of(tmp_path, snapshots=True, learning_rate=1e-3)
+    config = tiny_config(tmp_path, snapshots=True, learning_rate=1e-3)
     with policy_processes(2, config) as one, policy_processes(2, config) as other:
         expected = [(one.run(streamed, step_in_parts(step), 0), state_of(one)) for step in (1, 2, 3)]
         for step, fault in ((1, between_micro_batches), (2, in_first_backward)):
@@ -130,7 +124,7 @@ def test_an_update_with_other_parts_than_it_expects_is_refused(tmp_path: Path) -
         [found] = policy.outcomes(partial(PolicyRank.update, batch=step_in_parts(1), added=added))
         return found
 
-    with policy_processes(1, config_of(tmp_path)) as policy:
+    with policy_processes(1, tiny_config(tmp_path)) as policy:
         policy.call("update", part_of(step_in_parts(1), 0), 0, False)
         refused = outcome(policy, 2)
         assert isinstance(refused, RuntimeError)
