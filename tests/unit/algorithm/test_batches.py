@@ -25,6 +25,7 @@ from rljob_trainer.algorithm.micro_batch import (
     token_weights,
     with_gradient,
 )
+from rljob_trainer.algorithm.packing import BOUNDS
 from rljob_trainer.rollout_batch import RolloutBatch
 
 # --- the division ---
@@ -194,13 +195,9 @@ def test_a_shared_prompt_comes_before_its_responses() -> None:
     [micro_batch] = all_micro_batches(batch_of(prompts, responses, group_size=2), 1, 100, packed=True, shared=True)
     assert micro_batch.completions == [2, 3, 0, 1]
     assert micro_batch.input_ids.tolist() == [[12, 13, 14, 15, 11, 11, 11, 11, 11, 31, 32, 41]]
-    assert micro_batch.bounds is not None
-    assert micro_batch.bounds.tolist() == [0, 4, 9, 11, 12]
-    assert micro_batch.prompt_bounds is not None
-    assert micro_batch.prompt_bounds.tolist() == [0, 4]
-    assert micro_batch.response_bounds is not None
-    assert micro_batch.response_bounds.tolist() == [0, 3]
-    assert micro_batch.sizes == (8, 4, 9, 12, 4, 4)
+    bounds = [[0, 4, 9, 11, 12], [0, 4], [0, 3]]
+    assert [micro_batch.packing[name].tolist() for name in BOUNDS] == bounds
+    assert micro_batch.packing["sizes"] == (8, 4, 9, 12, 4, 4)
     assert micro_batch.hidden_rows.tolist() == [3, 9, 10, 3, 11, 8, 8]
     assert micro_batch.targets.tolist() == [31, 32, 33, 41, 42, 21, 22]
     assert micro_batch.advantages.tolist() == [2, 2, 2, 3, 3, 0, 1]
@@ -212,13 +209,11 @@ some_tokens = st.lists(st.integers(1, 99), max_size=8)
 def texts(micro_batch: MicroBatch) -> list[list[int]]:
     """The tokens that each token of a packed row attends to."""
     row, texts = micro_batch.input_ids[0].tolist(), []
-    bounds, prompts, responses = (
-        getattr(micro_batch, name).tolist() for name in ("bounds", "prompt_bounds", "response_bounds")
-    )
-    assert micro_batch.sizes is not None
+    bounds, prompts, responses = (micro_batch.packing[name].tolist() for name in BOUNDS)
+    sizes = micro_batch.packing["sizes"]
     for start, stop in pairwise(bounds):
-        before = [place for place in responses if place <= start - micro_batch.sizes.first]
-        is_continuing = micro_batch.sizes.first <= start < micro_batch.sizes.last
+        before = [place for place in responses if place <= start - sizes.first]
+        is_continuing = sizes.first <= start < sizes.last
         prompt = row[prompts[len(before) - 1] : prompts[len(before)]] if is_continuing else []
         texts += [prompt + row[start:end] for end in range(start + 1, stop + 1)]
     return texts
@@ -245,11 +240,10 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
             for values in (micro_batch.hidden_rows, micro_batch.targets)
         )
         if "packed" in layout:
-            assert micro_batch.bounds is not None
-            assert micro_batch.position_ids is not None
-            assert micro_batch.input_ids.shape == micro_batch.position_ids.shape == (1, micro_batch.bounds[-1])
+            position_ids = micro_batch.packing["position_ids"]
+            assert micro_batch.input_ids.shape == position_ids.shape == (1, micro_batch.packing["bounds"][-1])
             assert len(flat) >= 2
-            positions, read = micro_batch.position_ids[0].tolist(), texts(micro_batch)
+            positions, read = position_ids[0].tolist(), texts(micro_batch)
         else:
             positions = list(range(micro_batch.input_ids.shape[1])) * len(micro_batch.input_ids)
             read = [flat[row - positions[row] : row + 1].tolist() for row in range(len(flat))]
@@ -268,8 +262,10 @@ def test_no_response_token_is_lost_repeated_or_behind_another_text(
 def test_each_tensor_of_a_moved_micro_batch_has_memory_of_its_own(responses: list[list[int]], packed: bool) -> None:
     [micro_batch] = all_micro_batches(batch_of([[1, 2, 3]], responses, group_size=2), 1, 100, packed=packed)
     moved = micro_batch.to(torch.device("cpu"))
-    for field in fields(micro_batch):
-        before, after = getattr(micro_batch, field.name), getattr(moved, field.name)
+    names = [field.name for field in fields(micro_batch) if field.name != "packing"]
+    pairs = [(getattr(micro_batch, name), getattr(moved, name)) for name in names]
+    assert micro_batch.packing.keys() == moved.packing.keys()
+    for before, after in [*pairs, *zip(micro_batch.packing.values(), moved.packing.values(), strict=True)]:
         if isinstance(before, torch.Tensor):
             assert after.untyped_storage().nbytes() == after.nbytes
             torch.testing.assert_close(after, before, rtol=0, atol=0)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rljob_api.algorithm import AlgorithmSpec, ImportanceSamplingSpec
 from rljob_trainer.algorithm.micro_batch import MicroBatch
-from rljob_trainer.algorithm.packing import LAYOUT
 from rljob_trainer.algorithms.losses import clipped_ratio
 from rljob_trainer.algorithms.objective import LossMetrics, policy_loss
 
@@ -42,7 +41,7 @@ class ResponseTokens:
         micro_batch = MicroBatch(
             completions=[0],
             response_lengths=[len(rows)],
-            **dict.fromkeys(LAYOUT),
+            packing={},
             input_ids=rows[None],
             hidden_rows=rows,
             targets=rows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.algorithms import LossAggregation
 from rljob_trainer.algorithm.division import plan_micro_batches, plan_with_shared_prompts
-from rljob_trainer.algorithm.packing import LAYOUT, Sizes, packing_of
+from rljob_trainer.algorithm.packing import packing_of
 from rljob_trainer.rollout_batch import FloatArray, IntArray, RolloutBatch
 
 _SHORTEST = 2
@@ -40,23 +40,11 @@ class MicroBatch:
     response_lengths: list[int]
     """[B] Tokens of each response; T in total."""
 
-    sizes: Sizes | None
-    """Numbers of tokens, if sequences are packed into one row. None, as the next four: rows that are padded.
+    packing: dict[str, Any]
+    """The result of `packing_of`, if sequences are packed into one row; empty: rows that are padded.
 
     If prompts are shared, they are sequences of their own, which come first; their responses continue them.
     """
-
-    bounds: Tensor | None
-    """[sequences + 1] First token of each sequence, and L, int32."""
-
-    prompt_bounds: Tensor | None
-    """[prompts + 1] The same for the sequences that others continue, int32."""
-
-    response_bounds: Tensor | None
-    """[prompts + 1] The same for all sequences that continue each, from the first of them, int32."""
-
-    position_ids: Tensor | None
-    """[1, L] Position of each token in its sequence, after that which it continues."""
 
     input_ids: Tensor
     """[B, L ≥ 2] Prompt and response, without the last response token, from which nothing is predicted."""
@@ -88,13 +76,16 @@ class MicroBatch:
         They are copied from pinned memory: other copies would wait for all kernels before them, and the device for the
         next ones. Each has memory of its own: for views of one buffer, the compiler would compile for each offset.
         """
+
+        def on_device(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+                for name, value in values.items()
+                if isinstance(value, Tensor)
+            }
+
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        on_device: dict[str, Any] = {
-            name: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **on_device)
+        return replace(self, packing=self.packing | on_device(self.packing), **on_device(values))
 
 
 def micro_batches_of(
@@ -192,7 +183,7 @@ def _collate(
     shared: bool,
 ) -> MicroBatch:
     continued: list[int] = []
-    layout: dict[str, Any] = dict.fromkeys(LAYOUT)
+    packing: dict[str, Any] = {}
     if shared:
         completions, sequences, hidden_rows, continued = _with_shared_prompts(batch, completions)
     else:
@@ -210,13 +201,13 @@ def _collate(
             for start, prompt, sequence in zip(starts, prompts, sequences, strict=False)
         ]
     if packed:
-        layout = packing_of([length for length in (*map(len, sequences), width - starts[-1]) if length], continued)
+        packing = packing_of([length for length in (*map(len, sequences), width - starts[-1]) if length], continued)
     logprobs = _joined([batch.rollout_logprobs[completion] for completion in completions], np.float32)
     response_lengths = [len(batch.response_ids[completion]) for completion in completions]
     return MicroBatch(
         completions=completions,
         response_lengths=response_lengths,
-        **layout,
+        packing=packing,
         input_ids=torch.from_numpy(input_ids),
         hidden_rows=_joined(hidden_rows, np.int64),
         targets=_joined([batch.response_ids[completion] for completion in completions], np.int64),

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 BOUNDS = ("bounds", "prompt_bounds", "response_bounds")
-LAYOUT = (*BOUNDS, "position_ids", "sizes")
-"""Fields of `MicroBatch` that are None for rows that are padded, and arguments of the model."""
+"""Names of the bounds in `packing_of`."""
 
 
 class Sizes(NamedTuple):
@@ -36,11 +35,15 @@ class Sizes(NamedTuple):
 
 
 def packing_of(lengths: Sequence[int], continued: Sequence[int] = ()) -> dict[str, Any]:
-    """Fields of `MicroBatch` for sequences of `lengths` in the only row of its tokens.
+    """Arguments of the model, by name, for sequences of `lengths` in the only row of its L tokens.
 
     `continued`: the number of sequences that continue each of the first ones, such as responses to one prompt; only the
     last numbers may be 0. They stand after these, in the same order. A sequence that continues another attends to it,
     too, and has the positions after its own.
+
+    `position_ids`: [1, L] int64. `bounds`: [sequences + 1] the first token of each sequence, and L. `prompt_bounds`:
+    [prompts + 1] the same for the sequences that others continue; `response_bounds`: [prompts + 1] for those that
+    continue each, counted from the first of all. All bounds are int32. `sizes`: `Sizes`.
     """
     first = len(continued)
     begins = [0] * len(lengths)

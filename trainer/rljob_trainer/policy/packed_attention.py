@@ -87,11 +87,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of the only row, and to the sequence that it continues.
 
-    `query`: [1, heads, T, D]; `key` and `value`: [1, KV heads, T, D]. All bounds are int32. `bounds`: [sequences + 1]
-    the first token of each sequence, and T. `prompt_bounds`: [prompts + 1] the same for the sequences that others
-    continue; `response_bounds`: [prompts + 1] for those that continue each, counted from the first of all. `sizes`: [6]
-    int64 on the host, the fields of `Sizes`. Returns [1, T, heads, D] of the dtype of `query`. Raises `ValueError` if
-    scores are to be capped.
+    `query`: [1, heads, T, D]; `key` and `value`: [1, KV heads, T, D]. Bounds: see `packing_of`. `sizes`: [6] int64 on
+    the host, the fields of `Sizes`. Returns [1, T, heads, D] of the dtype of `query`. Raises `ValueError` if scores are
+    to be capped.
     """
     if softcap is not None:
         raise ValueError("expected attention without a cap of its scores")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from rljob_trainer.algorithm.micro_batch import (
     split_updates,
     with_gradient,
 )
-from rljob_trainer.algorithm.packing import LAYOUT
 from rljob_trainer.algorithms.learning_rate import learning_rate_at
 from rljob_trainer.algorithms.objective import LossMetrics, policy_loss, with_effective_sample_size
 from rljob_trainer.algorithms.tokens import LossFunction
@@ -259,11 +257,10 @@ class PolicyUpdate:
 
     def _forward(self, model: PolicyModel, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each response token, both [T] float32. `micro_batch` is on the device."""
-        packing: dict[str, Any] = {}
-        if micro_batch.bounds is not None:
-            packing = {name: getattr(micro_batch, name) for name in LAYOUT}
         with activity(Activity.FORWARD):
-            logprobs, entropy = model(micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **packing)
+            logprobs, entropy = model(
+                micro_batch.input_ids, micro_batch.hidden_rows, micro_batch.targets, **micro_batch.packing
+            )
         return logprobs, entropy
 
 
