@@ -119,12 +119,6 @@ def test_an_engine_sleeps_at_its_level_and_wakes_each_part_once(
     assert calls == expected
 
 
-def test_an_engine_refuses_to_generate_before_its_first_weights(model_dir: Path) -> None:
-    made, _ = engine(model_dir)
-    with pytest.raises(RunError, match="it has never received weights"):
-        made.generate([[1, 2]], 1, [0])
-
-
 def test_a_rollout_process_imports_neither_policy_nor_optimizer() -> None:
     program = (
         "import rljob_trainer.roles.rollout_actor, rljob_trainer.weight_sync.broadcast, sys;"

@@ -74,22 +74,6 @@ def test_the_verifier_of_reasoning_gym_scores_the_extracted_answer(chat_tokenize
     assert score(task, prompt, "") < 0.5
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"dataset": "chain_sums"}, "did you mean chain_sum"),
-        ({"dataset": "chain_sum", "min_term": 3}, "has no argument 'min_term': did you mean min_terms"),
-        ({"dataset": "chain_sum", "zzz": 3}, "it has allow_negation, max_digits, "),
-        ({"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}, "max_terms"),
-    ],
-)
-def test_an_unknown_data_set_or_setting_of_reasoning_gym_is_named(
-    tokenizer: Any, directory: Path, args: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(BadInput, match=message):
-        task_of({"name": "reasoning-gym", "args": args}, tokenizer, directory)
-
-
 MIXTURE = {
     "size": 200,
     "datasets": [
@@ -117,6 +101,10 @@ def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(chat_t
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ({"dataset": "chain_sums"}, "did you mean chain_sum"),
+        ({"dataset": "chain_sum", "min_term": 3}, "has no argument 'min_term': did you mean min_terms"),
+        ({"dataset": "chain_sum", "zzz": 3}, "it has allow_negation, max_digits, "),
+        ({"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}, "max_terms"),
         ({"datasets": [{"dataset": "chain_sums"}]}, "no data set 'chain_sums': did you mean chain_sum"),
         ({"datasets": [{"dataset": "chain_sum", "min_term": 3}]}, "chain_sum has no argument 'min_term': did you mean"),
         ({"datasets": [{"dataset": "chain_sum", "size": 3}]}, "chain_sum has no argument 'size'"),
@@ -128,7 +116,9 @@ def test_a_mixture_draws_by_weight_and_scores_each_answer_by_its_data_set(chat_t
         ({"datasets": [{"dataset": "chain_sum", "min_terms": 5, "max_terms": 2}]}, "max_terms"),
     ],
 )
-def test_an_unusable_mixture_is_refused(tokenizer: Any, directory: Path, args: dict[str, Any], message: str) -> None:
+def test_an_unusable_data_set_or_mixture_of_reasoning_gym_is_refused(
+    tokenizer: Any, directory: Path, args: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
         task_of({"name": "reasoning-gym", "args": args}, tokenizer, directory)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rljob_api.built_in_rewards import BUILT_IN_REWARDS
 from rljob_client.errors import BadInput
 from rljob_trainer.rewards import built_in_function
+from rljob_trainer.rewards.overlong import overlong_penalty
 
 
 def reward(name: str, arguments: dict[str, Any], **values: Any) -> float | None:
@@ -82,6 +86,23 @@ def test_patterns_and_formats(name: str, arguments: dict[str, Any], completion: 
 def test_length_falls_over_the_buffer(tokens: int, value: float) -> None:
     arguments = {"maxTokens": 100, "bufferTokens": 20}
     assert reward("length", arguments, completion_ids=[1] * tokens) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_the_overlong_penalty_grows_linearly_in_the_buffer(factor: float) -> None:
+    """DAPO's numbers: 16,384 expected tokens, and a buffer of 4,096."""
+    found = overlong_penalty([0, 1, 16384, 16385, 18432, 20480], 20480, 4096, factor)
+    np.testing.assert_allclose(found, factor * np.array([0, 0, 0, -1 / 4096, -0.5, -1], np.float32))
+    assert found.dtype == np.float32
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.floats(0.01, 100))
+def test_the_overlong_penalty_is_never_positive_nor_below_the_factor(
+    max_tokens: int, buffer: int, factor: float
+) -> None:
+    found = overlong_penalty(range(max_tokens + 1), max_tokens, min(buffer, max_tokens), factor)
+    assert (np.diff(found) <= 0).all()
+    np.testing.assert_allclose([found[0], found[-1]], [0, -factor], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
