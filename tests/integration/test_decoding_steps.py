@@ -79,7 +79,7 @@ class DrivenEngine:
         if fast:
             core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=self.scheduler))
             llm = SimpleNamespace(engine_core=core, output_processor=self.processor)
-            assert install_fast_decoding(SimpleNamespace(llm_engine=llm), {})
+            assert install_fast_decoding(SimpleNamespace(llm_engine=llm))
 
     def add(self, name: str, prompt: list[int], tokens: int) -> None:
         from vllm import SamplingParams

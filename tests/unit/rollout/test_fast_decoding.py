@@ -46,11 +46,12 @@ def test_other_engines_keep_the_scheduler_of_vllm_and_log_why(
     reason: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
-    assert not install_fast_decoding(llm_with(scheduler, in_process=in_process), {})
+    assert not install_fast_decoding(llm_with(scheduler, in_process=in_process))
     assert "schedule" not in vars(scheduler)
     assert reason in caplog.text
 
 
-def test_the_variable_disables_it_silently(caplog: pytest.LogCaptureFixture) -> None:
-    assert not install_fast_decoding(llm_with(Scheduler()), {VARIABLE: "0"})
+def test_the_variable_disables_it_silently(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not install_fast_decoding(llm_with(Scheduler()))
     assert not caplog.text

@@ -277,13 +277,14 @@ def test_an_empty_or_broken_prompt_is_found_anywhere(tokenizer: Any) -> None:
     assert raised.value.field == ("spec", "task", "args")
 
 
-def test_the_check_of_a_slow_source_ends_in_time(tokenizer: Any) -> None:
+def test_the_check_of_a_slow_source_ends_in_time(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_check, "_MOST_SECONDS", 0.0)
     task = task_of(tokenizer, "1+1", "12345678")
-    checked = check_prompts(task, "Fail", ignore, most_seconds=0.0)
+    checked = check_prompts(task, "Fail", ignore)
     assert checked.checked == 1
     with pytest.raises(BadInput, match=r"found 8 in prompt 1 .*write algorithm\.maxPromptTokens: 8 or more"):
         checked.task.prompt(1)
-    assert check_prompts(task, "Skip", ignore, most_seconds=0.0).checked == 2, "all attempts must skip the same prompts"
+    assert check_prompts(task, "Skip", ignore).checked == 2, "all attempts must skip the same prompts"
 
 
 def test_a_conversation_that_ends_with_an_answer_is_warned_about(chat_tokenizer: Any) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pytest
+
 from rljob_client.run_directory.samples import Sample
 from rljob_testing.patience import eventually
 from rljob_trainer.trackers.delivery import MOST_WAITING, Delivery
@@ -30,9 +32,9 @@ class Recorded(Tracker):
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None: ...
 
 
-def delivery(open_tracker: Callable[[], Tracker], **changes: Any) -> tuple[Delivery, list[str]]:
+def delivery(open_tracker: Callable[[], Tracker]) -> tuple[Delivery, list[str]]:
     warnings: list[str] = []
-    return Delivery("wandb", open_tracker, warnings.append, SECRETS, **changes), warnings
+    return Delivery("wandb", open_tracker, warnings.append, SECRETS), warnings
 
 
 def log(step: int, tracker: Tracker) -> None:
@@ -72,14 +74,15 @@ def test_a_tracker_that_cannot_be_opened_is_left_alone_after_one_warning() -> No
     assert warnings == ["the tracker wandb failed: SystemExit: log in first; training continues"]
 
 
-def test_a_tracker_that_hangs_causes_one_warning_and_is_not_waited_for() -> None:
+def test_a_tracker_that_hangs_causes_one_warning_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.trackers.delivery.HANGS_AFTER_SECONDS", 0.0)
     begun, release = threading.Event(), threading.Event()
 
     def hang(_tracker: Tracker) -> None:
         begun.set()
         release.wait(60.0)
 
-    delivered, warnings = delivery(Recorded, hangs_after_seconds=0.0)
+    delivered, warnings = delivery(Recorded)
     delivered.put(hang)
     assert begun.wait(60.0)
 

@@ -36,13 +36,13 @@ _MUST_BE_OFF = (
 log = logging.getLogger(__name__)
 
 
-def install_fast_decoding(llm: Any, environment: Mapping[str, str] = os.environ) -> bool:
+def install_fast_decoding(llm: Any) -> bool:
     """Use the fast path in `llm`, a `vllm.LLM` whose engine is in this process, if it knows its version and settings.
 
     All its requests must then have `logprobs=0`, `flat_logprobs=True`, `detokenize=False` and no stop strings, and
     return their final output only. Returns True if the fast path is used.
     """
-    if environment.get(VARIABLE) == "0":
+    if os.environ.get(VARIABLE) == "0":
         return False
     if reason := _unsupported(llm):
         log.warning("decoding steps take vLLM's own path: %s", reason)

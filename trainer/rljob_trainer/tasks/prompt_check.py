@@ -44,12 +44,10 @@ def check_prompts(
     show: Callable[[str], None],
     *,
     may_skip: bool = True,
-    most_seconds: float = _MOST_SECONDS,
 ) -> CheckedPrompts:
     """Compare the prompts with `algorithm.maxPromptTokens`. `show`: displays the progress of a long check.
 
     `may_skip`: skipping may be advised; not if steps are committed, since it would change the order of the prompts.
-    `most_seconds`: time limit; ignored if prompts are skipped.
 
     Raises `BadInput` for an empty prompt, and for prompts above the limit unless they are skipped.
     """
@@ -59,7 +57,7 @@ def check_prompts(
             f"task.overlongPrompts: Skip supports at most {_MOST_ITEMS_TO_SKIP_FROM:,} prompts, found {total:,} in the "
             f"task {task.name}; write Fail, or remove the long prompts from the source"
         )
-    deadline = None if overlong == "Skip" else time.monotonic() + most_seconds
+    deadline = None if overlong == "Skip" else time.monotonic() + _MOST_SECONDS
     kept: list[int] = []
     checked = 0
     longest: Prompt | None = None

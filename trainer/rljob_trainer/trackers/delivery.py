@@ -35,14 +35,12 @@ class Delivery:
         open_tracker: Callable[[], Tracker],
         warn: Callable[[str], None],
         environment: Mapping[str, str],
-        hangs_after_seconds: float = HANGS_AFTER_SECONDS,
     ) -> None:
         """`warn`: displays a warning, from any thread; it is called once at most. `environment`: its secrets are not
         printed."""
         self._name = name
         self._show = warn
         self._secrets = [value for key, value in environment.items() if is_secret_name(key)]
-        self._hangs_after_seconds = hangs_after_seconds
         self._calls: queue.Queue[Call | None] = queue.Queue(MOST_WAITING)
         self._called_at: float | None = time.monotonic()
         self._is_usable = True
@@ -56,8 +54,8 @@ class Delivery:
         if not self._is_usable:
             return
         called_at = self._called_at
-        if called_at is not None and time.monotonic() - called_at > self._hangs_after_seconds:
-            self._warn(f"has not answered for {self._hangs_after_seconds:.0f} s")
+        if called_at is not None and time.monotonic() - called_at > HANGS_AFTER_SECONDS:
+            self._warn(f"has not answered for {HANGS_AFTER_SECONDS:.0f} s")
         try:
             self._calls.put_nowait(call)
         except queue.Full:

@@ -38,7 +38,6 @@ class TrackerListener(RunListener):
         directory: Path,
         records: Sequence[LedgerRecord],
         warn: Callable[[str], None],
-        environment: Mapping[str, str] = os.environ,
     ) -> None:
         """`directory`: output directory. `records`: the ledger's; those that no attempt has reported are reported
         first. `warn`: displays a warning, from any thread."""
@@ -47,7 +46,7 @@ class TrackerListener(RunListener):
         self._known = [record for record in records if isinstance(record, StepRecord | EvaluationRecord)]
         self._count = len(self._known)
         self._step = self._known[-1].step if self._known else 0
-        self._delivery = Delivery(spec.name, self._open, warn, environment)
+        self._delivery = Delivery(spec.name, self._open, warn, os.environ)
 
     # --- calls of the loop ---
 
