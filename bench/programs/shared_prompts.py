@@ -107,7 +107,7 @@ def logprobs_and_gradients(
     policy: PolicyRank, batch: RolloutBatch, row: dict[str, Any], arm: str
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of all response tokens, in the order of the batch, and all gradients; both on the host."""
-    update, completions = policy._update, completions_with_tokens(batch)
+    update, completions = policy._loaded.update, completions_with_tokens(batch)
     micro_batches = list(update.micro_batches(batch, completions, completions))
     row |= {f"{arm}_tokens": sum(part.input_ids.numel() for part in micro_batches)}
     row |= {f"{arm}_micro_batches": len(micro_batches)}

@@ -133,7 +133,7 @@ def state_of(policy: RankProcesses) -> str:
 
 def token_logprobs(policy: PolicyRank, batch: RolloutBatch) -> list[FloatArray]:
     """The policy's log-probabilities of all response tokens: float32 arrays, parallel to `batch.response_ids`."""
-    completions, update = completions_with_tokens(batch), policy._update
+    completions, update = completions_with_tokens(batch), policy._loaded.with_weights().update
     micro_batches = list(update.micro_batches(batch, completions, completions))
     mine = {
         completion: part.numpy()

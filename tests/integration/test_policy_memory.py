@@ -102,7 +102,7 @@ def _saved_tensors_kept(policy: PolicyRank, batch: RolloutBatch) -> list[int]:
         saved.add(holder)
         return holder
 
-    policy._update.after_micro_batch = lambda _number: kept.append(len(saved))
+    policy._loaded.update.after_micro_batch = lambda _number: kept.append(len(saved))
     with torch.autograd.graph.saved_tensors_hooks(save, lambda holder: holder.tensor):
         policy.update(batch)
     return kept

@@ -281,8 +281,8 @@ def _parts(policy: PolicyRank, batch: RolloutBatch) -> list[list[int]]:
 def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str, np.ndarray]:
     for part in _parts(policy, batch):
         processed = with_gradient(batch, part, policy.config.algorithm) if skip else part
-        for micro_batch in policy._update.micro_batches(batch, part, processed):
-            policy._update._backward(micro_batch, None)
+        for micro_batch in policy._loaded.update.micro_batches(batch, part, processed):
+            policy._loaded.update._backward(micro_batch, None)
     gradients = {}
     for name, parameter in policy._model.named_parameters():
         assert parameter.grad is not None, name
@@ -293,7 +293,7 @@ def _gradients(policy: PolicyRank, batch: RolloutBatch, skip: bool) -> dict[str,
 
 def _update_of(policy: PolicyRank, batch: RolloutBatch, shares: bool) -> tuple[dict[str, float], np.ndarray, int]:
     """Metrics, this rank's gradients, end to end, and its tokens."""
-    update, completions = policy._update, completions_with_tokens(batch)
+    update, completions = policy._loaded.update, completions_with_tokens(batch)
     policy._model.shares_prompts = shares
     micro_batches = list(update.micro_batches(batch, completions, completions))
     metrics = UpdateMetrics(detached=True)
@@ -313,8 +313,8 @@ def _forwards(policy: PolicyRank, batch: RolloutBatch) -> dict[str, int]:
 
     hook = policy._model.register_forward_hook(count)
     part = _parts(policy, batch)[1]
-    second = list(policy._update.micro_batches(batch, part, with_gradient(batch, part, policy.config.algorithm)))
-    policy._update.run(batch)
+    second = list(policy._loaded.update.micro_batches(batch, part, with_gradient(batch, part, policy.config.algorithm)))
+    policy._loaded.update.run(batch)
     hook.remove()
     return {**counts, "micro_batches_of_second_update": len(second)}
 
@@ -414,7 +414,7 @@ def gathered_after_each_micro_batch(policy: PolicyRank, batch: RolloutBatch) -> 
     """State of the embedding after each micro-batch of an update: True if it is gathered."""
     found: list[bool] = []
     embedding = policy._model.causal_lm.get_input_embeddings()
-    policy._update.after_micro_batch = lambda _number: found.append(not isinstance(embedding.weight, DTensor))
+    policy._loaded.update.after_micro_batch = lambda _number: found.append(not isinstance(embedding.weight, DTensor))
     policy.update(batch)
     return found
 

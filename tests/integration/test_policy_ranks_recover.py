@@ -85,13 +85,13 @@ def in_rehearsal(policy: PolicyRank, fault: Callable[[PolicyRank], None]) -> Non
 
 
 def between_micro_batches(policy: PolicyRank) -> None:
-    original = policy._update.after_micro_batch
+    original = policy._loaded.update.after_micro_batch
 
     def fail(number: int) -> None:
-        policy._update.after_micro_batch = original
+        policy._loaded.update.after_micro_batch = original
         out_of_memory()
 
-    policy._update.after_micro_batch = fail
+    policy._loaded.update.after_micro_batch = fail
 
 
 def after_optimizer_step(policy: PolicyRank) -> None:

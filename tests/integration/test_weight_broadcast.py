@@ -48,6 +48,9 @@ class FailingReceiver(DisaggregatedEngine):
             raise MemoryError("no memory for a bucket")
         super().update_weights(update_info)
 
+    def weight_version(self) -> int | None:
+        return self._weights.version
+
     def logprobs(self) -> list[list[float]]:
         return [list(completion.logprobs) for completion in self.generate(PROMPTS, 2, SEEDS)]
 

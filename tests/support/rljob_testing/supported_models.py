@@ -48,6 +48,12 @@ class EngineHost(ColocatedEngine):
         """`unfinished_sequences`, for callers in other processes."""
         return self.unfinished_sequences
 
+    def uses_fast_decoding(self) -> bool:
+        return self._fast_decoding
+
+    def weight_version(self) -> int | None:
+        return self._weights.version
+
 
 def perturb(policy: torch.nn.Module, seed: int) -> None:
     """Change every weight, so that a test fails if an engine keeps its old weights."""

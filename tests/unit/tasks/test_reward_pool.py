@@ -185,10 +185,10 @@ def test_records_that_cannot_be_sent_and_missing_functions_are_refused(pool: Any
 def test_workers_end_with_the_pool_though_a_call_hangs(pool: Any) -> None:
     hanging = pool("sometimes", timeout=600)
     hanging.begin([Prompt(0, [1], "", {"file": os.devnull})], 1).add(0, [completion("hang")])
-    until(lambda: hanging.worker_ids, "a worker to start")
-    [worker] = hanging.worker_ids
+    until(lambda: hanging._workers, "a worker to start")
+    [worker] = hanging._workers
     hanging.close()
-    assert not _is_running(worker)
+    assert not _is_running(worker.process.pid)
 
 
 @pytest.mark.parametrize(("used", "replaced"), [(95, True), (50, False)])

@@ -155,7 +155,7 @@ def test_failures_in_another_process_do_not_end_it(body: str, reward: float | No
         scoring = pool.begin([Prompt(0, [1], "", {"answer": "7"})], 2)
         scoring.add(0, [response(), response()])
         [results] = scoring.results(stop_at_failure=False)
-        assert len(pool.worker_ids) == 1
+        assert len(pool._workers) == 1
     if reward is not None:
         assert results == [reward, reward]
     for result in results if reward is None else ():

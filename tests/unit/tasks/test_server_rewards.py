@@ -235,11 +235,10 @@ def test_a_judge_that_never_replies_ends_at_the_limit_alone(serve: Any, tmp_path
             scoring = pool.begin([Prompt(0, [1], "q", {})], 3)
             scoring.add(0, [Completion([1], [0.0], True, text) for text in ("a", "hang", "b")])
             [results] = scoring.results(stop_at_failure=False)
-            [worker] = pool.worker_ids
+            assert len(pool._workers) == 1
     finally:
         forever.set()
     assert results == [1.0, RewardFailure("took more than 20 s (task.rewardTimeoutSeconds)"), 1.0]
-    assert worker
 
 
 def test_waiting_requests_run_concurrently_up_to_the_limit(serve: Any, tmp_path: Path) -> None:

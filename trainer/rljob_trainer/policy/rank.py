@@ -152,10 +152,6 @@ class PolicyRank:
     def _optimizer(self) -> MasterAdamW:
         return self._loaded.with_weights().optimizer
 
-    @property
-    def _update(self) -> PolicyUpdate:
-        return self._loaded.with_weights().update
-
     def offload_weights(self, phase: str) -> None:
         """Move the weights to host memory until they are needed (`policy_offload`). Not collective.
 

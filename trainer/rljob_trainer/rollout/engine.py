@@ -288,14 +288,6 @@ class RolloutEngine(ABC):
         self._reset_prefix_cache()  # cached keys and values belong to the previous weights
         self._weights.complete(version)
 
-    def uses_fast_decoding(self) -> bool:
-        """True if decoding steps take the fast path (`fast_decoding`)."""
-        return self._fast_decoding
-
-    def weight_version(self) -> int | None:
-        """The version of the weights; None if the engine cannot generate."""
-        return self._weights.version
-
     def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RunError("the engine's prefix cache could not be reset: requests are still running")

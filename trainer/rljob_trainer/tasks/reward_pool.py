@@ -114,11 +114,6 @@ class RewardPool:
             self._calls.clear()
         return Scoring(prompts, group_size, self._rewards, self._submit)
 
-    @property
-    def worker_ids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [worker.process.pid for worker in list(self._workers)]
-
     def _submit(self, place: int, responses: list[Response]) -> Future[list[Result]]:
         call = _Call(place, responses)
         with self._changed:
