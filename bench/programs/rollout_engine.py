@@ -77,7 +77,7 @@ class MeasuredEngine:
         vars(logprob).update(self.kernels)
         for method in ("schedule", "update_from_output"):
             vars(engine.engine_core.engine_core.scheduler).pop(method, None)
-        if arm == "fast" and not install_fast_decoding(self.llm, {}):
+        if arm == "fast" and not install_fast_decoding(self.llm):
             raise SystemExit("expected a version of vLLM that the fast path knows, found another")
 
     def generate(self, arm: Arm) -> Responses:
