@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.harness.record import RESULTS, record
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.allocator import allocator_environment
 from rljob_trainer.hardware import torch_version
 from rljob_trainer.models.resolve import resolve_model
@@ -130,7 +131,7 @@ def started(
         max_model_len=tokens + prompt_tokens + 11,
         max_num_seqs=sequences,
         kv_cache_bytes=(1 << 30) if device == "cpu" else (32 << 30),
-        max_response_tokens=tokens,
+        algorithm=AlgorithmSpec(steps=1, max_response_tokens=tokens),
         # As in a job that shares its GPU with the policy.
         sleep_level=2,
         engine_args=engine_args or {},

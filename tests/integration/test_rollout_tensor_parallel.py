@@ -15,6 +15,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import RunError
 from rljob_testing.patience import eventually
 from rljob_testing.supported_models import largest_difference, perturb
@@ -35,7 +36,6 @@ BUNDLES = ({"CPU": 1},) * SIZE
 TOLERANCE = 1e-4
 TEMPERATURE = 0.7
 GROUP_SIZE = 4
-BUNDLES = ({"CPU": 1},) * SIZE
 PROMPTS = [[4 + (i * j) % 40 for j in range(1, 41)] for i in range(1, 5)] + [[11]]
 SEEDS = [100 * i for i in range(len(PROMPTS))]
 MODEL = "random://qwen3?heads=4&kvHeads=2&headDim=32&initializerRange=0.3&tied=true"
@@ -70,10 +70,8 @@ def controller(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         max_model_len=64,
         max_num_seqs=32,
         kv_cache_bytes=16 << 20,
-        max_response_tokens=12,
-        temperature=TEMPERATURE,
         # Processes that sample different tokens would otherwise stop at different steps, which gloo does not survive.
-        ignore_eos=True,
+        algorithm=AlgorithmSpec(steps=1, max_response_tokens=12, temperature=TEMPERATURE, ignore_end_of_sequence=True),
         tensor_parallel_size=SIZE,
         engine_args={"block_size": 32},
     )

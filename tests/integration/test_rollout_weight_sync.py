@@ -13,6 +13,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_testing.supported_models import TRAINED, EngineHost, Kind, compare, largest_difference, perturb
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.ray_driver import start_local_ray
@@ -76,11 +77,11 @@ def config(model_dir: Path, **settings: Any) -> RolloutConfig:
         "max_model_len": 64,
         "max_num_seqs": 32,
         "kv_cache_bytes": 16 << 20,
-        "max_response_tokens": 12,
-        "temperature": TEMPERATURE,
         "engine_args": {"block_size": 32},
     }
-    return RolloutConfig(model_dir=model_dir, **(defaults | settings))
+    of_algorithm = {name: settings.pop(name) for name in list(settings) if name in AlgorithmSpec.model_fields}
+    algorithm = AlgorithmSpec(steps=1, **({"max_response_tokens": 12, "temperature": TEMPERATURE} | of_algorithm))
+    return RolloutConfig(model_dir=model_dir, algorithm=algorithm, **(defaults | settings))
 
 
 def sync(policy: torch.nn.Module, engine: Any, version: int, *, bucket_bytes: int = 100_000) -> None:
@@ -176,7 +177,7 @@ def test_generation_repeats_with_its_seeds_and_ends_as_asked(start_engine: Any) 
     assert any(c.finished for c in completions), "no response ended by itself: the test saw only one half"
     assert all("<eos>" not in c.text for c in completions)
 
-    engine, policy = start_engine("random://qwen3", ignore_eos=True)
+    engine, policy = start_engine("random://qwen3", ignore_end_of_sequence=True)
     sync(policy, engine, 1)
     assert all(len(c.token_ids) == 12 and not c.finished for c in generate(engine))
 
@@ -233,7 +234,7 @@ def test_a_response_ends_with_its_stop_string(start_engine: Any) -> None:
     sync(policy, engine, 1)
     whole = generate(engine)
     texts = [completion.text for completion in whole if len(completion.text) > 3]
-    stop = (texts[0][2:4], texts[1][1], "<bos>")
+    stop = [texts[0][2:4], texts[1][1], "<bos>"]
     engine, policy = start_engine("random://qwen3", temperature=1.0, stop=stop)
     assert not ray.get(engine.uses_fast_decoding.remote())
     sync(policy, engine, 1)
@@ -247,7 +248,7 @@ def test_a_response_ends_with_its_stop_string(start_engine: Any) -> None:
         assert not any(string in after.text[:-1] for string in stop)
         if count < len(before.token_ids):
             assert after.finished
-            assert after.text.endswith(stop) or after.token_ids[-1] == bos
+            assert after.text.endswith(tuple(stop)) or after.token_ids[-1] == bos
             ended += 1
     assert ended > 1
     assert any(completion.token_ids[-1] == bos for completion in stopped), "the test needs a special token"

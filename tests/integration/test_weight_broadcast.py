@@ -11,6 +11,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_trainer.errors import WorkerLost
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.roles.actor import long_imports
@@ -68,7 +69,8 @@ def cluster() -> Iterator[None]:
 
 
 def start_engine(model_dir: Path, rank: int) -> Any:
-    config = RolloutConfig(model_dir, "cpu", "float32", 64, 8, 16 << 20, 8, engine_args={"block_size": 32})
+    algorithm = AlgorithmSpec(steps=1, max_response_tokens=8)
+    config = RolloutConfig(model_dir, "cpu", "float32", 64, 8, 16 << 20, algorithm, engine_args={"block_size": 32})
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), "GLOO_SOCKET_IFNAME": "lo"}
     runtime_env = {"env_vars": engine_environment("cpu") | variables}
     return ray.remote(FailingReceiver).options(num_cpus=1, runtime_env=runtime_env).remote(rank, config)

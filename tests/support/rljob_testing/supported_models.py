@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.models.random_model import write_character_tokenizer
 from rljob_trainer.policy.model import PolicyModel
@@ -234,8 +235,7 @@ def compare(directory: Path, host: Any) -> Agreement:
         max_model_len=64,
         max_num_seqs=16,
         kv_cache_bytes=16 << 20,
-        max_response_tokens=12,
-        ignore_eos=True,
+        algorithm=AlgorithmSpec(steps=1, max_response_tokens=12, ignore_end_of_sequence=True),
     )
     ray.get(host.restart.remote(config))
     with _one_thread():

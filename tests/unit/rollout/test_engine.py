@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout.config import RolloutConfig
@@ -87,7 +88,8 @@ def engine(model_dir: Path, **settings: Any) -> tuple[ColocatedEngine, list[obje
         "max_num_seqs": 8,
         "kv_cache_bytes": 1 << 20,
     }
-    made = ColocatedEngine(0, RolloutConfig(model_dir=model_dir, max_response_tokens=8, **(defaults | settings)))
+    algorithm = AlgorithmSpec(steps=1, max_response_tokens=8)
+    made = ColocatedEngine(0, RolloutConfig(model_dir=model_dir, algorithm=algorithm, **(defaults | settings)))
     calls: list[object] = []
     made._llm = SimpleNamespace(sleep=lambda level: calls.append(level), wake_up=lambda tags: calls.append(tags))
     return made, calls

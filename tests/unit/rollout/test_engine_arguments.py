@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.rollout.config import (
     OF_SPECULATION,
@@ -48,7 +48,7 @@ def arguments(**settings: Any) -> dict[str, Any]:
         "max_model_len": 64,
         "max_num_seqs": 8,
         "kv_cache_bytes": 1 << 20,
-        "max_response_tokens": 16,
+        "algorithm": AlgorithmSpec(steps=1),
     }
     return engine_arguments(RolloutConfig(**(defaults | settings)), VLLM_ARGUMENTS)
 
@@ -63,11 +63,11 @@ def test_sleep_mode_is_on_only_if_the_engine_sleeps(device: str, level: int, sle
 @pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(truncation: dict[str, Any]) -> None:
     """Those of vLLM are without temperature, or with temperature and truncation."""
-    whole, cut = arguments(temperature=0.5), arguments(temperature=0.5, **truncation)
+    algorithms = [AlgorithmSpec(steps=1, temperature=0.5, **changes) for changes in ({}, truncation)]
+    whole, cut = (arguments(algorithm=each) for each in algorithms)
     assert (whole["logprobs_mode"], cut["logprobs_mode"]) == ("processed_logprobs", "raw_logprobs")
-    defaults: dict[str, Any] = dict.fromkeys(("max_model_len", "max_num_seqs", "kv_cache_bytes"), 1)
-    config = RolloutConfig(Path("model"), "cpu", "float32", max_response_tokens=1, temperature=0.5, **defaults)
-    assert (config.logit_scale, replace(config, **truncation).logit_scale) == (1.0, 2.0)
+    configs = [RolloutConfig(Path("model"), "cpu", "float32", 1, 1, 1, each) for each in algorithms]
+    assert [config.logit_scale for config in configs] == [1.0, 2.0]
 
 
 def test_logits_are_in_float32_unless_the_weights_have_8_bits() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_memory.sample import MemorySample
 from rljob_trainer.roles.rollout_actor import RolloutActor
 from rljob_trainer.rollout import engine as engine_module
@@ -62,7 +63,7 @@ class Actor(RolloutActor):
 
     def __init__(self, longest: int) -> None:
         self._requests = cast(Any, SimulatedRequests())
-        self._config = cast(Any, SimpleNamespace(max_response_tokens=longest))
+        self._config = cast(Any, SimpleNamespace(algorithm=AlgorithmSpec(steps=1, max_response_tokens=longest)))
         self._llm = SimpleNamespace(get_tokenizer=lambda: None, reset_prefix_cache=lambda: True)
         self.shard = cast(Any, SimpleNamespace(has_peers=False, is_first=True))
         self._memory_log = cast(Any, RecordedCalls())

@@ -147,7 +147,7 @@ def test_both_roles_have_the_settings_of_the_manifest() -> None:
         assert settings(machine).policy.dtype == settings(machine).rollout.dtype == dtype, "Auto"
     assert settings(TWO_GPUS, model={"dtype": "float32"}).policy.dtype == "float32"
     changed = settings(algorithm={"temperature": 0.7, "dualClip": 0.0}, policy={"optimizer": {"moments": "int8"}})
-    assert changed.policy.algorithm.temperature == changed.rollout.temperature == 0.7
+    assert changed.policy.algorithm.temperature == changed.rollout.algorithm.temperature == 0.7
     assert changed.policy.moments == "int8"
     assert changed.policy.algorithm.dual_clip == 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import RunError
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.errors import DeviceOutOfMemory, PhaseDeadlineExceeded, WorkerLost
@@ -154,7 +155,9 @@ def settings(
 ) -> RoleSettings:
     sleep_level: Any = 2 if device == "cuda" else 0
     rollout = RolloutConfig(
-        Path("/model"), device, "bfloat16", 64, 8, 1 << 20, 8, sleep_level=sleep_level, tensor_parallel_size=size
+        *(Path("/model"), device, "bfloat16", 64, 8, 1 << 20, AlgorithmSpec(steps=1)),
+        sleep_level=sleep_level,
+        tensor_parallel_size=size,
     )
     policy: Any = SimpleNamespace(device=device, memory=memory_plan(policy_offload=offload), checkpoint_copy=None)
     return RoleSettings(

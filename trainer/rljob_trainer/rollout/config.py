@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import BadInput
 
 
@@ -30,27 +31,12 @@ class RolloutConfig:
     kv_cache_bytes: int
     """Size of the KV cache in each process. It is fixed, so it is the same in every attempt."""
 
-    max_response_tokens: int
+    algorithm: AlgorithmSpec
+    """The part of it that concerns generation."""
 
     sleep_level: Literal[0, 1, 2] = 0
     """GPU memory that vLLM frees while it sleeps. 1: moves the weights to host memory; 2: drops them; 0: the engine
     does not sleep."""
-
-    temperature: float = 1.0
-
-    top_p: float = 1.0
-
-    top_k: int = 0
-
-    min_p: float = 0.0
-
-    stop: tuple[str, ...] = ()
-    """Strings that end a response."""
-
-    ignore_eos: bool = False
-    """Every response has `max_response_tokens` tokens."""
-
-    seed: int = 0
 
     quantization: str | None = None
     """vLLM's name of the quantization of the weights; None: they keep `dtype`."""
@@ -67,7 +53,7 @@ class RolloutConfig:
     @property
     def truncates(self) -> bool:
         """True if some tokens are never sampled, although they have a probability."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return self.algorithm.top_p < 1 or self.algorithm.top_k > 0 or self.algorithm.min_p > 0
 
     @property
     def logit_scale(self) -> float:
@@ -76,7 +62,7 @@ class RolloutConfig:
         vLLM returns log-probabilities either of the logits as they are, or after temperature and truncation. The policy
         divides by the temperature and does not truncate.
         """
-        return 1 / self.temperature if self.truncates else 1.0
+        return 1 / self.algorithm.temperature if self.truncates else 1.0
 
 
 # The KV cache is given in bytes: vLLM only requires this fraction of memory to be free when it starts. It is small
@@ -143,7 +129,7 @@ def _fixed_arguments(config: RolloutConfig) -> dict[str, Any]:
         # The first sync sends the weights: reading the checkpoint here would waste time and host memory.
         "load_format": "dummy",
         "dtype": config.dtype,
-        "seed": config.seed,
+        "seed": config.algorithm.seed,
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_model_len": config.max_model_len,
         "kv_cache_memory_bytes": config.kv_cache_bytes,

@@ -109,7 +109,7 @@ class RolloutEngine(ABC):
         if self._config.logit_scale != 1:
             self._scale_logits(self._config.logit_scale)
         # vLLM looks for stop strings in the text, which the fast path does not decode.
-        self._fast_decoding = not self._config.stop and install_fast_decoding(self._llm)
+        self._fast_decoding = not self._config.algorithm.stop and install_fast_decoding(self._llm)
         self._requests = Requests(self._llm)
 
     @abstractmethod
@@ -146,7 +146,7 @@ class RolloutEngine(ABC):
         for place, prompt, seed in zip(groups.places, groups.prompts, groups.seeds, strict=True):
             requests.add(place, prompt, self._sampling(groups.group_size, seed, sampling=groups.sampling))
         found: list[tuple[int, Any]] = []
-        steps, report_at = 0, max(_LEAST_STEPS, self._config.max_response_tokens // _REPORTS)
+        steps, report_at = 0, max(_LEAST_STEPS, self._config.algorithm.max_response_tokens // _REPORTS)
         while requests.unfinished_sequences:
             found += requests.step()
             steps += 1
@@ -181,7 +181,9 @@ class RolloutEngine(ABC):
         """
         self._ready_requests().abandon()
         version = self._weights.require()
-        results = [generate_lot(lot, self._config.max_response_tokens, version, self._segments) for lot in lots]
+        results = [
+            generate_lot(lot, self._config.algorithm.max_response_tokens, version, self._segments) for lot in lots
+        ]
         return [self._with_texts(result) for result in results] if self.shard.is_first else []
 
     def _segments(self, segments: Sequence[Segment]) -> list[Completion]:
@@ -220,26 +222,26 @@ class RolloutEngine(ABC):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        config = self._config
+        algorithm = self._config.algorithm
         given = sampling or Sampling(
-            config.temperature, config.top_p, config.max_response_tokens, config.top_k, config.min_p
+            algorithm.temperature, algorithm.top_p, algorithm.max_response_tokens, algorithm.top_k, algorithm.min_p
         )
         return SamplingParams(
             n=group_size,
             seed=seed,
-            temperature=given.temperature * config.logit_scale,
+            temperature=given.temperature * self._config.logit_scale,
             top_p=given.top_p,
             top_k=given.top_k,
             min_p=given.min_p,
-            stop=list(config.stop),
+            stop=list(algorithm.stop),
             # A stop string may be the text of a special token.
             skip_special_tokens=False,
             max_tokens=max_tokens or given.max_tokens,
-            ignore_eos=config.ignore_eos,
+            ignore_eos=algorithm.ignore_end_of_sequence,
             logprobs=0,
             flat_logprobs=True,
             # Done per token, it would dominate a decoding step; `completions_of` does it once at the end.
-            detokenize=bool(config.stop),
+            detokenize=bool(algorithm.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
