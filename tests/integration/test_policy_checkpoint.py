@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoModelForCausalLM
 
+from rljob_api.roles import LoraSpec
 from rljob_client.errors import BadInput
 from rljob_trainer.ledger.checkpoint_manifest import MANIFEST_NAME, describe, digest_of
 from rljob_trainer.policy import checkpoint_files, checkpoint_layout
-from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.host_array import HostArray
 from rljob_trainer.policy.rank import PolicyRank
@@ -327,7 +327,7 @@ def test_a_second_checkpoint_waits_and_one_of_another_model_is_refused(tmp_path:
             policy.call("start_checkpoint", tmp_path / "second")
         policy.call("finish_checkpoint")
         written_checkpoint(policy, tmp_path / "second")
-    adapters = replace(config, lora=LoraConfig(rank=2, alpha=4.0, targets=("q_proj",)))
+    adapters = replace(config, lora=LoraSpec(rank=2, alpha=4.0, targets=["q_proj"]))
     with (
         policy_processes(1, adapters) as policy,
         pytest.raises(BadInput, match="belongs to another model or optimizer"),

@@ -16,11 +16,11 @@ from torch._dynamo.utils import counters
 from torch._logging._internal import set_logs
 from torch.distributed.tensor import DTensor
 
+from rljob_api.roles import LoraSpec
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.policy_models import read_policy_model
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy import loading
-from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import (
     PolicyModel,
@@ -103,7 +103,7 @@ def test_a_rehearsal_compiles_what_micro_batches_of_several_rows_need(
 
 def test_layers_with_adapters_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = read_policy_model(tiny_model(tmp_path_factory.mktemp("model")), temperature=1.0, chunk_tokens=64)
-    add_adapters(model.causal_lm, LoraConfig(rank=2, alpha=4, targets=("q_proj", "down_proj")), seed=0)
+    add_adapters(model.causal_lm, LoraSpec(rank=2, alpha=4, targets=["q_proj", "down_proj"]), seed=0)
     compile_layers(model.decoder_layers, backend="eager")
     assert len(model.decoder_layers) == 2
     forward(model, 4, 24, gradient=True)
@@ -128,7 +128,7 @@ ONE_MICRO_BATCH = memory_plan(micro_batch_tokens=400)
         (1, {}),
         (2, {**ALL_TERMS, "updates_per_step": 2}),
         (1, {**ALL_TERMS, "updates_per_step": 2, "dtype": "bfloat16"}),
-        (2, {**ALL_TERMS, "lora": LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "down_proj"), dropout=0.1)}),
+        (2, {**ALL_TERMS, "lora": LoraSpec(rank=4, alpha=8.0, targets=["q_proj", "down_proj"], dropout=0.1)}),
         (2, {**ALL_TERMS, "memory": memory_plan(micro_batch_tokens=40, activation_checkpointing=True)}),
         (1, {"memory": memory_plan(micro_batch_tokens=40, detach_metrics=False)}),
     ],

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
-from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_api.roles import LoraSpec
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.rank import PolicyRank
 from rljob_trainer.rollout_batch import RolloutBatch
 from tests.integration.policy_processes import (
@@ -26,7 +27,7 @@ from tests.integration.policy_processes import (
     written_checkpoint,
 )
 
-LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
+LORA = LoraSpec(rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
 
 
 def lora_config(tmp_path: Path, **changes: Any) -> PolicyConfig:
@@ -141,8 +142,8 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_bit_for_bit(tmp_path:
 def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    lora = LoraConfig(rank=4, alpha=8.0, targets=LORA.targets, export="Adapter", base_model=str(tmp_path / "model"))
-    config = lora_config(tmp_path, lora=lora)
+    lora = LORA.model_copy(update={"export": "Adapter"})
+    config = lora_config(tmp_path, lora=lora, base_model=str(tmp_path / "model"))
     with policy_processes(2, config) as policy:
         policy.call("update", scored_batch(1))
         logprobs = policy.run(token_logprobs, scored_batch(2))[0]
@@ -163,7 +164,7 @@ def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
 
 
 def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
-    lora = LoraConfig(rank=4, alpha=8.0, targets=LORA.targets, dropout=0.5)
+    lora = LORA.model_copy(update={"dropout": 0.5})
     config = lora_config(tmp_path, lora=lora)
     with policy_processes(1, config) as policy:
         policy.call("update", scored_batch(1))
@@ -177,7 +178,7 @@ def test_dropout_acts_in_training_alone(tmp_path: Path) -> None:
 
 
 def test_dropout_enters_neither_ratios_nor_importance_weights(tmp_path: Path) -> None:
-    lora = LoraConfig(rank=4, alpha=8.0, targets=LORA.targets, dropout=0.5)
+    lora = LORA.model_copy(update={"dropout": 0.5})
     batch = scored_batch(2)
     with policy_processes(2, lora_config(tmp_path, lora=lora)) as policy:
         policy.call("update", scored_batch(1))  # until then, adapters have no effect

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_api.roles import LoraSpec
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.gradients import local
 from rljob_trainer.policy.rank import PolicyRank
 from tests.integration.policy_processes import (
@@ -26,7 +27,7 @@ from tests.integration.policy_processes import (
     written_checkpoint,
 )
 
-LORA = LoraConfig(rank=4, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))
+LORA = LoraSpec(rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},

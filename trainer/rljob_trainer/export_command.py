@@ -24,7 +24,7 @@ from rljob_trainer.ledger.checkpoint_store import written_steps
 from rljob_trainer.ledger.output_directory import OutputDirectory
 from rljob_trainer.models import hub
 from rljob_trainer.models.resolve import resolve_model
-from rljob_trainer.runtime.role_settings import dtype_of, lora_config
+from rljob_trainer.runtime.role_settings import adapters, base_model, dtype_of
 
 
 def export(
@@ -95,8 +95,8 @@ def _write(spec: RLJobSpec, checkpoint: Path, source: Path, device: Device, targ
     from rljob_trainer.policy.checkpoint_model import CheckpointModel
 
     partial = target.with_name(f"{target.name}.partial-{secrets.token_hex(4)}")
-    lora = lora_config(spec, source)
-    model = CheckpointModel(checkpoint, getattr(torch, dtype_of(spec, device)), source, lora)
+    dtype = getattr(torch, dtype_of(spec, device))
+    model = CheckpointModel(checkpoint, dtype, source, adapters(spec, source), base_model(spec, source))
     try:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rljob_api.algorithm import AlgorithmSpec
+from rljob_api.roles import LoraSpec
 from rljob_client.errors import BadInput, OutputUnavailable
 from rljob_testing.memory_plans import memory_plan
 from rljob_trainer.ledger.checkpoint_manifest import digest_of
@@ -25,7 +26,7 @@ from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.policy import checkpoint_files
 from rljob_trainer.policy.checkpoint import CheckpointWriter
 from rljob_trainer.policy.checkpoint_files import ParallelWriter, threads_for
-from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.policy.export import rehearse_output, write_description
 
 STATE = {f"part-{number}": torch.arange(1000 * number, 1000 * (number + 1)).float() for number in range(9)}
@@ -129,7 +130,7 @@ def source(tmp_path: Path) -> Path:
     return model
 
 
-def config_of(source: Path, output: Path, lora: LoraConfig | None = None) -> PolicyConfig:
+def config_of(source: Path, output: Path, lora: LoraSpec | None = None) -> PolicyConfig:
     return PolicyConfig(source, output, "cpu", "float32", AlgorithmSpec(steps=1), memory=memory_plan(), lora=lora)
 
 
@@ -156,9 +157,9 @@ def test_settings_are_written_as_they_are_except_the_data_type(
     }
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(4, 8.0, ("q_proj",), export="Adapter")])
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4, targets=["q_proj"], export="Adapter")])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_rehearsal_leaves_nothing_behind(source: Path, tmp_path: Path, lora: LoraConfig | None, rank: int) -> None:
+def test_the_rehearsal_leaves_nothing_behind(source: Path, tmp_path: Path, lora: LoraSpec | None, rank: int) -> None:
     run = tmp_path / "run"
     rehearse_output(config_of(source, run, lora), rank)
     assert [path.relative_to(run).as_posix() for path in run.rglob("*")] == ["checkpoints"]

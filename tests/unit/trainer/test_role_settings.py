@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api.job import RLJob, RLJobSpec
+from rljob_api.roles import LoraSpec
 from rljob_api.topology import worker_pods
 from rljob_client.errors import BadInput
 from rljob_memory.workload import max_concurrent_sequences
@@ -54,11 +55,11 @@ def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any 
 def test_adapters_get_all_linear_layers_unless_targets_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rljob_trainer.runtime.role_settings.all_targets", lambda _model_dir: ("k_proj", "q_proj"))
     assert settings().policy.lora is None
-    every = settings(policy={"lora": {}}).policy.lora
-    assert (every.targets, every.rank, every.alpha, every.base_model) == (("k_proj", "q_proj"), 16, 32.0, "/model")
-    some = settings(model={"uri": "hf://org/name"}, policy={"lora": {"targets": ["v_proj"], "export": "Adapter"}})
-    found = some.policy.lora
-    assert (found.targets, found.export, found.base_model) == (("v_proj",), "Adapter", "org/name")
+    every = settings(policy={"lora": {}}).policy
+    assert (every.lora, every.base_model) == (LoraSpec(targets=["k_proj", "q_proj"]), "/model")
+    given = {"targets": ["v_proj"], "export": "Adapter"}
+    some = settings(model={"uri": "hf://org/name"}, policy={"lora": given}).policy
+    assert (some.lora, some.base_model) == (LoraSpec.model_validate(given), "org/name")
 
 
 def test_other_adapters_are_another_job() -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
+from rljob_api.roles import LoraSpec
 from rljob_client.model_files import files_of_weights
 from rljob_trainer.ledger.checkpoint_manifest import CheckpointManifest, writer_of
 from rljob_trainer.models.checkpoint import policy_weight_shapes
 from rljob_trainer.policy.checkpoint_layout import WEIGHTS
-from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.export import write_description, write_weights
 from rljob_trainer.policy.lora import is_adapter, merged, write_adapters
 from rljob_trainer.policy.model import CAUSAL_LM, sent_name
@@ -36,14 +36,17 @@ class CheckpointModel:
     source_dir: Path
     """The initial model. Its weights are needed for adapters alone."""
 
-    lora: LoraConfig | None
+    lora: LoraSpec | None
+
+    base_model: str
+    """See `PolicyConfig`."""
 
     def write(self, target: Path) -> None:
         """Write what the run itself would export. Raises `BadInput` if a weight is not finite."""
         weights = _CheckpointWeights(self.directory, self.dtype)
         if self.lora is not None and self.lora.export == "Adapter":
             adapters = {name.removeprefix(CAUSAL_LM): weights.tensor(name) for name in weights.shapes}
-            write_adapters(adapters, self.lora, target)
+            write_adapters(adapters, self.lora, self.base_model, target)
             return
         write_description(self.source_dir, target, self.dtype)
         if self.lora is None:
@@ -57,7 +60,7 @@ class CheckpointModel:
         for name in weights.shapes:
             yield sent_name(name), weights.tensor(name)
 
-    def _merged(self, weights: _CheckpointWeights, lora: LoraConfig) -> Iterator[tuple[str, Tensor]]:
+    def _merged(self, weights: _CheckpointWeights, lora: LoraSpec) -> Iterator[tuple[str, Tensor]]:
         files = files_of_weights(self.source_dir)
         for name, shape in policy_weight_shapes(self.source_dir).items():
             frozen = rows_of(files[name], name, 0, shape[0]).to(self.dtype)

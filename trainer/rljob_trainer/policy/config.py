@@ -8,28 +8,8 @@ from typing import Literal
 
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.roles import LoraSpec
 from rljob_memory.sample import MemorySample
-
-
-@dataclass(frozen=True, slots=True)
-class LoraConfig:
-    """Settings of low-rank adapters."""
-
-    rank: int
-
-    alpha: float
-    """The product of an adapter's matrices is multiplied by `alpha / rank`."""
-
-    targets: tuple[str, ...]
-    """Ends of the names of the linear layers with an adapter; not empty."""
-
-    dropout: float = 0.0
-
-    export: Literal["Merged", "Adapter"] = "Merged"
-    """The model that is exported: the merged one, or the adapters alone."""
-
-    base_model: str = ""
-    """Name of the initial model for the configuration of exported adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +50,11 @@ class PolicyConfig:
     """Effective with `policy_offload`: keep a copy of weights that are not trained in host memory. Otherwise they are
     read from `model_dir` again when they return to the device."""
 
-    lora: LoraConfig | None = None
-    """Low-rank adapters, which are trained instead of the model's weights."""
+    lora: LoraSpec | None = None
+    """Low-rank adapters, which are trained instead of the model's weights. Its targets are not empty."""
+
+    base_model: str = ""
+    """Name of the initial model for the configuration of exported adapters."""
 
     task_directory: Path = Path()
     """Directory of the user's Python modules: that of `algorithm.loss`."""

@@ -158,7 +158,7 @@ def rehearse_output(config: PolicyConfig, rank: int) -> None:
     # With a prefix that the export of a later attempt removes.
     with writing(config.output_dir), tempfile.TemporaryDirectory(prefix="model.partial-", dir=config.output_dir) as at:
         if lora is not None and lora.export == "Adapter":
-            write_adapter_description(lora, Path(at))
+            write_adapter_description(lora, config.base_model, Path(at))
         else:
             write_description(config.model_dir, Path(at), getattr(torch, config.dtype))
             write_weights({"rehearsal": (1,)}, torch.float32, [("rehearsal", torch.zeros(1))], Path(at))

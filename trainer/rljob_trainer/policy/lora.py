@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rljob_api.roles import LoraSpec
 from rljob_client.errors import BadInput
 from rljob_client.run_directory.durable_files import writing
-from rljob_trainer.policy.config import LoraConfig
 from rljob_trainer.policy.gradients import full
 from rljob_trainer.policy.weight_loading import require_finite
 
@@ -30,7 +30,7 @@ _FROZEN = ".base_layer."
 """Part of the name of a weight that has an adapter."""
 
 
-def add_adapters(causal_lm: nn.Module, lora: LoraConfig, seed: int) -> None:
+def add_adapters(causal_lm: nn.Module, lora: LoraSpec, seed: int) -> None:
     """Freeze the model and add adapters in float32, which do not change its output yet.
 
     B is zero. A is drawn from a uniform distribution, as in peft, but with a seed that follows from `seed` and the name
@@ -109,7 +109,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> None:
+def export_adapter(causal_lm: nn.Module, lora: LoraSpec, base_model: str, directory: Path) -> None:
     """Write the adapters to `directory`, in the format of peft. Collective; rank 0 writes.
 
     Raises `BadInput` if a weight is not finite.
@@ -118,11 +118,11 @@ def export_adapter(causal_lm: nn.Module, lora: LoraConfig, directory: Path) -> N
     require_finite(tensors)
     if dist.get_rank() == 0:
         with writing(directory):
-            write_adapters(tensors, lora, directory)
+            write_adapters(tensors, lora, base_model, directory)
     dist.barrier()
 
 
-def write_adapters(tensors: Mapping[str, Tensor], lora: LoraConfig, directory: Path) -> None:
+def write_adapters(tensors: Mapping[str, Tensor], lora: LoraSpec, base_model: str, directory: Path) -> None:
     """Write the adapters, by the names of their parameters in the causal language model, in the format of peft.
 
     Raises `BadInput` if a weight is not finite.
@@ -130,33 +130,33 @@ def write_adapters(tensors: Mapping[str, Tensor], lora: LoraConfig, directory: P
     from safetensors.torch import save_file
 
     require_finite(tensors)
-    write_adapter_description(lora, directory)
+    write_adapter_description(lora, base_model, directory)
     # peft's names: those of the whole model's wrapper, without the adapter's.
     named = {f"base_model.model.{name}".replace(f".{_ADAPTER}.", "."): each for name, each in tensors.items()}
     contiguous = {name: each.contiguous() for name, each in named.items()}
     save_file(contiguous, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def write_adapter_description(lora: LoraConfig, directory: Path) -> None:
-    """Write everything but the adapters' weights."""
+def write_adapter_description(lora: LoraSpec, base_model: str, directory: Path) -> None:
+    """Write everything but the adapters' weights. `base_model`: see `PolicyConfig`."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _peft_config(lora)
+    config.base_model_name_or_path = base_model or None
     config.inference_mode = True
     config.save_pretrained(str(directory))
 
 
-def _peft_config(lora: LoraConfig) -> Any:
-    from peft import LoraConfig as PeftConfig
+def _peft_config(lora: LoraSpec) -> Any:
+    from peft import LoraConfig
 
     try:
-        return PeftConfig(
+        return LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
-            target_modules=list(lora.targets),
+            target_modules=lora.targets,
             lora_dropout=lora.dropout,
             bias="none",
             task_type="CAUSAL_LM",
-            base_model_name_or_path=lora.base_model or None,
         )
     except ValueError as error:
         raise BadInput(f"policy.lora: peft cannot use these settings: {error}; change them") from error

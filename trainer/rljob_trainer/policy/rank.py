@@ -181,7 +181,7 @@ class PolicyRank:
         self._checkpoint_writer.release()  # rank 0 takes as much for the whole model, or less
         with self._membership.collective(), self._cache_released_after():
             if lora is not None and lora.export == "Adapter":
-                export_adapter(self._model.causal_lm, lora, directory)
+                export_adapter(self._model.causal_lm, lora, self.config.base_model, directory)
                 return
             export.export_pretrained(self._model, self._dtype, self.config.model_dir, directory)
 

@@ -8,13 +8,14 @@ from typing import Literal
 
 from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
+from rljob_api.roles import LoraSpec
 from rljob_api.status import Role
 from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.lora_targets import all_targets
-from rljob_trainer.policy.config import LoraConfig, PolicyConfig
+from rljob_trainer.policy.config import PolicyConfig
 from rljob_trainer.roles.actor import JOB_VARIABLE
 from rljob_trainer.roles.role_processes import RoleSettings
 from rljob_trainer.rollout.config import RolloutConfig, engine_environment, peer_environment
@@ -77,7 +78,8 @@ def role_settings(
             dtype=dtype,
             algorithm=spec.algorithm,
             moments=spec.policy.optimizer.moments,
-            lora=lora_config(spec, model_dir),
+            lora=adapters(spec, model_dir),
+            base_model=base_model(spec, model_dir),
             memory=plan,
             snapshots=snapshots,
             checkpoint_copy=checkpoint_copy,
@@ -110,19 +112,16 @@ def nccl_environment(device: Device, ranks: int) -> dict[str, str]:
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
-def lora_config(spec: RLJobSpec, model_dir: Path) -> LoraConfig | None:
-    """Settings of the adapters; None without. `model_dir`: the initial model."""
-    lora = spec.policy.lora
-    if lora is None:
+def adapters(spec: RLJobSpec, model_dir: Path) -> LoraSpec | None:
+    """Settings of the adapters, with their targets; None without. `model_dir`: the initial model."""
+    if (lora := spec.policy.lora) is None:
         return None
-    return LoraConfig(
-        rank=lora.rank,
-        alpha=lora.alpha,
-        targets=tuple(lora.targets) or all_targets(model_dir),
-        dropout=lora.dropout,
-        export=lora.export,
-        base_model=spec.model.uri.removeprefix("hf://") if spec.model.uri.startswith("hf://") else str(model_dir),
-    )
+    return lora.model_copy(update={"targets": lora.targets or list(all_targets(model_dir))})
+
+
+def base_model(spec: RLJobSpec, model_dir: Path) -> str:
+    """`PolicyConfig.base_model`. `model_dir`: the initial model."""
+    return spec.model.uri.removeprefix("hf://") if spec.model.uri.startswith("hf://") else str(model_dir)
 
 
 def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: Device, dtype: Dtype) -> RolloutConfig:
