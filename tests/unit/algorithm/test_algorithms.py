@@ -114,8 +114,7 @@ class Step:
                 rank=rank,
                 ranks=ranks,
                 budget_tokens=budget,
-                aggregation=algorithm.settings.loss_aggregation,
-                max_response_tokens=algorithm.max_response_tokens,
+                algorithm=algorithm,
             )
 
 

@@ -28,6 +28,8 @@ from rljob_trainer.algorithm.micro_batch import (
 from rljob_trainer.algorithm.packing import BOUNDS
 from rljob_trainer.rollout_batch import RolloutBatch
 
+BY_TOKENS = AlgorithmSpec(steps=1, loss_aggregation="TokenMean")
+
 # --- the division ---
 
 
@@ -171,7 +173,7 @@ def all_micro_batches(
             rank=rank,
             ranks=ranks,
             budget_tokens=budget,
-            aggregation="TokenMean",
+            algorithm=BY_TOKENS,
             packed=packed,
             shared=shared,
         )
@@ -301,7 +303,7 @@ def test_only_completions_with_an_advantage_have_a_gradient(
 def test_skipped_completions_count_in_the_loss_but_not_in_means() -> None:
     batch = batch_of([[1], [2]], [[5], [6], [7], [8]], group_size=2)
     [micro_batch] = micro_batches_of(
-        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, aggregation="TokenMean", processed=[2, 3]
+        batch, [0, 1, 2, 3], rank=0, ranks=1, budget_tokens=100, algorithm=BY_TOKENS, processed=[2, 3]
     )
     assert micro_batch.completions == [2, 3]
     assert micro_batch.loss_weights.tolist() == [0.25, 0.25]
@@ -329,7 +331,7 @@ def test_tokens_with_finite_logprobs_or_completions_weigh_alike(
     arrays = [np.array(each, np.float32) for each in logprobs]
     of: dict[LossAggregation, list[list[float]]] = {"TokenMean": token_mean, "SequenceMean": sequence_mean}
     for aggregation, expected in of.items():
-        normalizer = loss_normalizer(arrays, aggregation)
+        normalizer = loss_normalizer(arrays, AlgorithmSpec(steps=1, loss_aggregation=aggregation))
         found: list[npt.NDArray[np.float32]] = token_weights(arrays, aggregation, normalizer)
         for weights, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(weights, wanted, rtol=1e-6)

@@ -95,8 +95,7 @@ def micro_batches_of(
     rank: int,
     ranks: int,
     budget_tokens: int,
-    aggregation: LossAggregation,
-    max_response_tokens: int | None = None,
+    algorithm: AlgorithmSpec,
     processed: Sequence[int] | None = None,
     normalized: bool = True,
     packed: bool = False,
@@ -109,14 +108,15 @@ def micro_batches_of(
     normalized over all `completions`, so the gradient does not depend on `processed`; means are normalized over
     `processed`. `normalized` False: by nothing, since the whole step is not known yet (`loss_normalizer`).
     `packed`: put the sequences of a micro-batch into one row, end to end, instead of padding them. `shared`: they may
-    have their prompt in common, if that saves tokens. `max_response_tokens`: see `loss_normalizer`.
+    have their prompt in common, if that saves tokens.
     """
     chosen = completions if processed is None else processed
     logprobs, of_chosen = ([batch.rollout_logprobs[each] for each in part] for part in (completions, chosen))
     by, by_means = 1, 1
     if normalized:
-        by, by_means = loss_normalizer(logprobs, aggregation, max_response_tokens), kept_tokens(of_chosen)
-    loss_weights = dict(zip(completions, token_weights(logprobs, aggregation, by), strict=True))
+        by, by_means = loss_normalizer(logprobs, algorithm), kept_tokens(of_chosen)
+    of_loss = token_weights(logprobs, algorithm.settings.loss_aggregation, by)
+    loss_weights = dict(zip(completions, of_loss, strict=True))
     mean_weights = dict(zip(chosen, token_weights(of_chosen, "TokenMean", by_means), strict=True))
     lengths = [_input_length(batch, completion) for completion in chosen]
     if packed and shared:
@@ -146,8 +146,9 @@ def rehearsal(budget_tokens: int, *, packed: bool) -> MicroBatch:
         advantages=np.ones(completions, np.float32),
     )
     places = range(completions)
+    any_algorithm = AlgorithmSpec(steps=1)
     [micro_batch] = micro_batches_of(
-        batch, places, rank=0, ranks=1, budget_tokens=completions * length, aggregation="TokenMean", packed=packed
+        batch, places, rank=0, ranks=1, budget_tokens=completions * length, algorithm=any_algorithm, packed=packed
     )
     return micro_batch
 
@@ -269,23 +270,18 @@ def split_updates(completions: Sequence[int], updates: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.asarray(completions, np.int64), updates)]
 
 
-def loss_normalizer(
-    rollout_logprobs: Sequence[FloatArray], aggregation: LossAggregation, max_response_tokens: int | None = None
-) -> int:
+def loss_normalizer(rollout_logprobs: Sequence[FloatArray], algorithm: AlgorithmSpec) -> int:
     """Divisor of the loss of an update. `rollout_logprobs`: [tokens] of each of its completions.
 
     `TokenMean`: its tokens (DAPO, arXiv 2503.14476 eq. 12). `SequenceMean`: its completions with a token (GRPO, arXiv
-    2402.03300 eq. 3). `ConstantLength`: these × `max_response_tokens` (Dr. GRPO, arXiv 2503.20783). Tokens whose
+    2402.03300 eq. 3). `ConstantLength`: these × `maxResponseTokens` (Dr. GRPO, arXiv 2503.20783). Tokens whose
     log-probability from the engine is not finite are dropped, and not counted.
     """
+    aggregation = algorithm.settings.loss_aggregation
     if aggregation == "TokenMean":
         return kept_tokens(rollout_logprobs)
     completions = max(sum(bool(np.isfinite(logprobs).any()) for logprobs in rollout_logprobs), 1)
-    if aggregation == "SequenceMean":
-        return completions
-    if max_response_tokens is None:
-        raise ValueError("expected max_response_tokens for ConstantLength, found None")
-    return completions * max_response_tokens
+    return completions if aggregation == "SequenceMean" else completions * algorithm.max_response_tokens
 
 
 def token_weights(

@@ -107,7 +107,7 @@ class PolicyUpdate:
         completions = completions_with_tokens(batch)
         processed = with_gradient(batch, completions, algorithm)
         logprobs, of_processed = ([batch.rollout_logprobs[each] for each in part] for part in (completions, processed))
-        by = loss_normalizer(logprobs, algorithm.settings.loss_aggregation, algorithm.max_response_tokens)
+        by = loss_normalizer(logprobs, algorithm)
         return self._metrics(begun, batch, processed, [self._optimizer_step(by)], by, kept_tokens(of_processed))
 
     def _add(self, begun: BegunUpdate, batch: RolloutBatch, groups: Sequence[int], *, is_last: bool) -> None:
@@ -179,8 +179,7 @@ class PolicyUpdate:
             rank=dist.get_rank(),
             ranks=dist.get_world_size(),
             budget_tokens=self.config.memory.micro_batch_tokens,
-            aggregation=self.config.algorithm.settings.loss_aggregation,
-            max_response_tokens=self.config.algorithm.max_response_tokens,
+            algorithm=self.config.algorithm,
             processed=processed,
             normalized=normalized,
             packed=self.model.packs,
