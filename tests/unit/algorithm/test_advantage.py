@@ -41,34 +41,25 @@ def advantages_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "rewards", "expected"),
+    ("name", "lengths", "rewards", "expected"),
     [
-        ("grpo", [1, 0, 0], [2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)]),
-        ("gspo", [3, 1, 2], [1, -1, 0]),
-        ("dr_grpo", [1, 0, 0], [2 / 3, -1 / 3, -1 / 3]),
-        ("rloo", [1, 0, 0], [1, -1 / 2, -1 / 2]),
-        ("rloo", [4, 1, 2, 1], [4 - 4 / 3, 1 - 7 / 3, 2 - 2, 1 - 7 / 3]),
-        ("opo", [4, 1, 1], [2, -1, -1]),
-        ("reinforce_plus_plus", [1, 0, 1, 1], [1 / math.sqrt(3), -math.sqrt(3), 1 / math.sqrt(3), 1 / math.sqrt(3)]),
+        ("grpo", [5] * 3, [1, 0, 0], [2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)]),
+        ("gspo", [5] * 3, [3, 1, 2], [1, -1, 0]),
+        ("dr_grpo", [5] * 3, [1, 0, 0], [2 / 3, -1 / 3, -1 / 3]),
+        ("rloo", [5] * 3, [1, 0, 0], [1, -1 / 2, -1 / 2]),
+        ("rloo", [5] * 4, [4, 1, 2, 1], [4 - 4 / 3, 1 - 7 / 3, 2 - 2, 1 - 7 / 3]),
+        ("opo", [5] * 3, [4, 1, 1], [2, -1, -1]),
+        ("opo", [1, 3], [1, 0], [0.75, -0.25]),  # the mean of four tokens is 1/4
+        ("opo", [0, 0], [1, 0], [0.5, -0.5]),  # no tokens to weigh
+        ("reinforce_plus_plus", [5] * 4, [1, 0, 1, 1], [1 / math.sqrt(3), -math.sqrt(3), *[1 / math.sqrt(3)] * 2]),
+        ("reinforce_plus_plus", [1, 3], [1, 0], [0.75 / math.sqrt(3 / 16), -0.25 / math.sqrt(3 / 16)]),  # by tokens
     ],
 )
 def test_a_group_gets_the_advantages_of_the_paper(
-    name: AlgorithmName, rewards: list[float], expected: list[float]
+    name: AlgorithmName, lengths: list[int], rewards: list[float], expected: list[float]
 ) -> None:
-    found = advantages_of(name, rewards, batch_of([5] * len(rewards), len(rewards)))
+    found = advantages_of(name, rewards, batch_of(lengths, len(rewards)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_long_response_counts_by_its_tokens_in_the_mean_of_its_group() -> None:
-    """The mean of four tokens is 1/4; the empty group has no tokens to weigh."""
-    batch = batch_of([1, 3, 0, 0], 2)
-    np.testing.assert_allclose(advantages_of("opo", [1, 0, 1, 0], batch), [0.75, -0.25, 0.5, -0.5], rtol=1e-6)
-
-
-def test_a_long_response_counts_by_its_tokens_in_the_statistics_of_a_step() -> None:
-    """Mean 0.25 and variance 3/16 over four tokens."""
-    found = advantages_of("reinforce_plus_plus", [1, 0], batch_of([1, 3], 2))
-    np.testing.assert_allclose(found, [0.75 / math.sqrt(3 / 16), -0.25 / math.sqrt(3 / 16)], rtol=1e-5)
 
 
 def straightforward(

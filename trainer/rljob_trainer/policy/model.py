@@ -260,7 +260,6 @@ def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
 
     Each further compilation is logged with its reason. `how`: arguments of torch.compile instead of the options above.
     """
-    import torch
     from torch._dynamo import config
     from torch._logging._internal import set_logs
 
