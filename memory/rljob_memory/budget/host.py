@@ -31,10 +31,8 @@ from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
 
 PROCESS_BYTES: dict[tuple[DeviceKind, Role], int] = {
-    ("cpu", "controller"): 128 * MIB,
     ("cpu", "policy"): 512 * MIB,
     ("cpu", "rollout"): 768 * MIB,
-    ("cuda", "controller"): 128 * MIB,
     ("cuda", "policy"): 2272 * MIB,
     ("cuda", "rollout"): 2048 * MIB,
 }
@@ -48,9 +46,6 @@ GiB (topologies.json, tensor_parallel.json)."""
 
 RAY_BYTES = 384 * MIB
 """Ray's processes in one pod: raylet, agents, and the GCS in the controller's."""
-
-REWARD_PROCESS_BYTES = 128 * MIB
-"""One process of a reward function that imports no more than `reasoning-gym`."""
 
 _CPU_ENGINE_COPIES = 2.5
 """Multiples of its weights that vLLM holds on a CPU: as they were received, as oneDNN has packed them for its matrix
@@ -258,16 +253,6 @@ def loading_bytes(model: ModelShape, device: DeviceKind) -> int:
     a CPU the shards are in host memory, too: what an update adds to them is more than this.
     """
     return 0 if device == "cpu" else READING_BYTES + 4 * model.adapter_parameters
-
-
-def controller_host_memory(reward_processes: int) -> list[Line]:
-    """Host memory of the controller's pod. `reward_processes`: 0 if rewards are computed in the controller itself."""
-    uses = {
-        "process": PROCESS_BYTES["cuda", "controller"],
-        "Ray": RAY_BYTES,
-        "reward functions": reward_processes * REWARD_PROCESS_BYTES,
-    }
-    return [Line("controller", use, "host", size, ALWAYS, "measured") for use, size in uses.items()]
 
 
 def object_store_bytes(sync_bucket_bytes: int, device: DeviceKind) -> int:
