@@ -13,7 +13,6 @@ from functools import cached_property
 from rljob_api.memory_failure import Activity, DeviceMemory, FailureKind, GpuProcess
 from rljob_memory.budget import Budget, others
 from rljob_memory.budget.gpu import filled_chunk_tokens, float32_logits_bytes
-from rljob_memory.diagnosis.classes import FailureClass
 from rljob_memory.diagnosis.expected import Expected, budget_of, expected_of, lines_at
 from rljob_memory.diagnosis.growth import PastGrowth, allocated_growth
 from rljob_memory.evidence.collected import CollectedEvidence, MemorySeries
@@ -49,17 +48,6 @@ _ENGINE_PROCESS = re.compile(
     r"vllm|enginecor|sglang|llmrayactor|trtllm|rolloutray|lmdeploy|text-generation", re.IGNORECASE
 )
 """Names of an engine's processes, which the kernel cuts after 15 characters: `VLLM::EngineCor`, `sglang::schedul`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unexpected:
-    """An item of the ledger beyond what is expected of it."""
-
-    failure_class: FailureClass
-    """The class that it is the cause of."""
-    size_bytes: int
-    explains: bool
-    """It is all of the missing memory, and more than a healthy job has."""
 
 
 @dataclass(frozen=True)
@@ -347,25 +335,16 @@ class Balance:
         ratio = (self.failure.requested_bytes or 0) / self.logits_bytes if self.logits_bytes else 0.0
         return any(abs(ratio - share) <= _SAME * share for share in (1.0, 0.5))
 
-    @cached_property
-    def unexpected(self) -> Sequence[Unexpected]:
-        """The items that are larger than a healthy job has them, the largest first."""
-        device, failure = self.failure.device, self.failure
-        if device is None or not self.total_bytes:
-            return ()
-        of_engines = self.engine_siblings or (self.engine_bytes and not self.engine_is_in_the_process)
-        holder = FailureClass.ENGINE_NOT_ASLEEP if of_engines else FailureClass.FOREIGN_PROCESS
-        if self.shares_with_ranks_only:
-            holder = FailureClass.CONTROLLER_CONTEXT
-        within = self.engine_bytes if self.engine_is_in_the_process and not failure.in_engine else 0
-        usual = round(ORDINARY_CACHE_SHARE * (device.reserved_bytes or 0))
-        found = (
-            (FailureClass.ENGINE_NOT_ASLEEP, within),
-            (holder, self._unexpected_of_others_bytes),
-            (FailureClass.FRAGMENTATION, device.own_cache_bytes - usual),
-        )
-        items = [Unexpected(cause, size, self._explains(cause, size)) for cause, size in found if size > 0]
-        return sorted(items, key=lambda item: -item.size_bytes)
+    @property
+    def has_an_unexpected_holder(self) -> bool:
+        """True if other processes, or an engine in this one, hold all of the missing memory beyond what is expected.
+
+        Any excess over the budget counts; without a budget, one that takes a large share of the GPU.
+        """
+        least = 0.0 if self.budget is not None else LARGE_SHARE
+        within = self.engine_bytes if self.engine_is_in_the_process and not self.failure.in_engine else 0
+        excess = max(within, self._unexpected_of_others_bytes)
+        return excess > 0 and excess >= self.missing_bytes and self.share(excess) >= least
 
     @property
     def others_exceed_the_budget(self) -> bool:
@@ -374,15 +353,10 @@ class Balance:
 
     @cached_property
     def _unexpected_of_others_bytes(self) -> int:
+        """Memory of other processes beyond that of the job's own, by the budget or by its plan."""
         if self.expected_of_others_bytes is not None:
             return self.foreign_bytes(self.expected_of_others_bytes)
         return 0 if self.engine_holds_little else self.foreign_bytes(self.policy_next_to_engine_bytes)
-
-    def _explains(self, cause: FailureClass, size_bytes: int) -> bool:
-        """True for an excess that is all of the missing memory: over the budget, or a large one if there is none."""
-        least = 0.0 if self.budget is not None else LARGE_SHARE
-        is_all = cause is not FailureClass.FRAGMENTATION and size_bytes >= self.missing_bytes
-        return is_all and self.share(size_bytes) >= least
 
 
 def is_context(process: GpuProcess) -> bool:

@@ -88,7 +88,7 @@ def _most_of_the_last_request(balance: Balance) -> Weight:
     device = balance.device
     if device is None or not device.total_bytes:
         return most
-    if any(item.explains for item in balance.unexpected):
+    if balance.has_an_unexpected_holder:
         most = min(most, Weight.POSSIBLE)
     if balance.foreign_bytes() > (device.allocated_bytes or device.process_bytes or 0):
         most = min(most, Weight.FAINT)
