@@ -66,8 +66,10 @@ _PREFIX = re.compile(
     r"|\[(?:rank|default)(?P<rank>\d+)\]:\s?|\[(?P<pod>pod/[\w./-]{1,200})\] )"
 )
 _RANK = re.compile(r"\brank[=\[ ](\d{1,6})\b|\[(?:rank|default)(\d{1,6})\]")
-_ISO_TIME = re.compile(r"\b(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
-_SHORT_TIME = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?")
+_SHORT_TIME = re.compile(r"\b\d\d-\d\d \d\d:\d\d:\d\d\b")
+_LEAP_YEAR = 2000
+"""Stands for the year of a time without one, so that each of its days exists."""
 _HEAD_CHARACTERS = 400
 _TIME_MARK = re.compile(r"^rljob (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z ")
 
@@ -278,27 +280,12 @@ def _excerpts(line: bytes, words: Sequence[bytes] = _IN_LONG_LINES) -> Iterator[
 
 def _clock(text: str) -> tuple[str, float] | None:
     iso, short = _ISO_TIME.search(text), _SHORT_TIME.search(text)
-    if iso and (not short or iso.start() <= short.start()):
-        year, month, day, hour, minute, second = (int(part) for part in iso.groups()[:6])
-        fraction = float(f"0.{iso[7]}") if iso[7] else 0.0
-        if iso[8] and (epoch := _epoch(iso)) is not None:
-            return "epoch", epoch + fraction
-        return "date", _seconds(year * 372 + month * 31 + day, hour, minute, second) + fraction
-    if short:
-        month, day, hour, minute, second = (int(part) for part in short.groups())
-        return "day", _seconds(month * 31 + day, hour, minute, second)
-    return None
-
-
-def _epoch(iso: re.Match[str]) -> float | None:
-    """Seconds since the epoch of a time that names its zone, without its fraction."""
-    date, time = "-".join(iso.group(1, 2, 3)), ":".join(iso.group(4, 5, 6))
     try:
-        return datetime.fromisoformat(f"{date}T{time}{iso[8]}").timestamp()
-    except (ValueError, OverflowError):
+        if iso and (not short or iso.start() <= short.start()):
+            time = datetime.fromisoformat(iso[0])
+            return ("epoch", time.timestamp()) if time.tzinfo else ("date", time.replace(tzinfo=UTC).timestamp())
+        if short:
+            return "day", datetime.fromisoformat(f"{_LEAP_YEAR}-{short[0]}").replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):  # no date has these numbers
         return None
-
-
-def _seconds(day: int, hour: int, minute: int, second: int) -> float:
-    """A number that orders like the time; it is not one."""
-    return float(((day * 24 + hour) * 60 + minute) * 60 + second)
+    return None
