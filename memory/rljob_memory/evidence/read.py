@@ -18,7 +18,7 @@ from rljob_memory.budget import setup_of_facts
 from rljob_memory.evidence.collected import CollectedEvidence, EvidenceBuilder
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.log_reader import LogReader
-from rljob_memory.evidence.reports import read_report
+from rljob_memory.evidence.reports import read_document
 from rljob_memory.evidence.snapshot import PICKLE_START, UnreadableSnapshot, read_snapshot
 from rljob_memory.sample import MemorySample, finite_seconds
 
@@ -158,9 +158,7 @@ def _is_document(builder: EvidenceBuilder, path: Path, name: str) -> bool:
     if not path.is_file() or path.stat().st_size > _LARGEST_DOCUMENT_BYTES:
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
-    return text.lstrip().startswith("{") and (
-        read_memory_failure(builder, text, name) or read_report(builder, text, name)
-    )
+    return text.lstrip().startswith("{") and read_document(builder, text, name)
 
 
 def _add_snapshot(builder: EvidenceBuilder, path: Path, name: str) -> None:
@@ -172,7 +170,7 @@ def _add_snapshot(builder: EvidenceBuilder, path: Path, name: str) -> None:
         builder.add_failure(Failure(kind=FailureKind.ALLOCATOR, device=device, source=name, is_structured=True))
 
 
-# Reads the files of a run's directory: memory logs, ledger, snapshots of failures.
+# Reads the files of a run's directory: memory logs and ledger.
 
 
 def read_memory_log(builder: EvidenceBuilder, stream: BinaryIO, name: str) -> None:
@@ -217,17 +215,6 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
                 change = value.get("change")
                 if isinstance(change, Mapping) and (decided := _date_seconds(change.get("time"))) is not None:
                     builder.add_restart(decided)
-
-
-def read_memory_failure(builder: EvidenceBuilder, text: str, source: str) -> bool:
-    """Add a `MemoryFailure` that a process has written to `builder`; False if `text` is not one."""
-    try:
-        failure = MemoryFailure.model_validate_json(text)
-    except ValidationError:
-        return False
-    builder.is_of_rljob = True
-    builder.add_account(failure, source)
-    return True
 
 
 def _look_for_kills(builder: EvidenceBuilder, before: MemorySample, after: MemorySample, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads the JSON that pods of a job write: termination messages and StepReports."""
+"""Reads the JSON that processes of a job write: accounts of failures, termination messages and StepReports."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ _KINDS_TO_REFINE = frozenset({FailureKind.UNFAMILIAR, FailureKind.NO_MESSAGE})
 """The process knows an error without its kind: the words of the error show it."""
 
 
-def read_report(builder: EvidenceBuilder, text: str, source: str) -> bool:
-    """Add the contents of a termination message or StepReport to `builder`; False if `text` is neither."""
-    if message := _parsed(TerminationMessage, text):
-        builder.is_of_rljob = True
+def read_document(builder: EvidenceBuilder, text: str, source: str) -> bool:
+    """Add a MemoryFailure, a termination message or a StepReport to `builder`; False if `text` is none of them."""
+    if account := _parsed(MemoryFailure, text):
+        builder.add_account(account, source)
+    elif message := _parsed(TerminationMessage, text):
         _add_termination(builder, message, source)
-        return True
-    if report := _parsed(StepReport, text):
-        builder.is_of_rljob = True
+    elif report := _parsed(StepReport, text):
         _add_report(builder, report.status or StepReportStatus(), source)
-        return True
-    return False
+    else:
+        return False
+    builder.is_of_rljob = True
+    return True
 
 
 def evidence_of_report(reported: Evidence, plan: MemoryPlan | None = None) -> CollectedEvidence:

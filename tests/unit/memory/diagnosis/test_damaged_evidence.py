@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from rljob_memory.diagnosis import diagnose
 from rljob_memory.evidence.collected import EvidenceBuilder
-from rljob_memory.evidence.read import read_ledger, read_memory_failure, read_memory_log
-from rljob_memory.evidence.reports import read_report
+from rljob_memory.evidence.read import read_ledger, read_memory_log
+from rljob_memory.evidence.reports import read_document
 from rljob_memory.sizes import MIB
 from rljob_testing.memory_plans import memory_failure
 from tests.unit.memory.diagnosis.recorded import SURE, diagnoses_of, evidence_of, public_failures, recorded_texts
@@ -229,8 +229,7 @@ def test_a_runs_files_may_hold_anything(memory: list[dict[str, Any]], ledger: li
 def test_a_snapshot_with_other_values_is_read_or_ignored(changes: dict[str, Any]) -> None:
     text = json.dumps(memory_failure().model_dump(mode="json") | changes)
     builder = EvidenceBuilder()
-    assert read_memory_failure(builder, text, "oom") == bool(builder.snapshots)
-    read_report(builder, text, "oom")
+    assert read_document(builder, text, "oom") == bool(builder.snapshots)
     for found in diagnose(builder.build()):
         json.dumps(found.as_dict())
 
@@ -240,7 +239,7 @@ def test_endlessly_nested_json_is_skipped(nested: str) -> None:
     builder = EvidenceBuilder()
     read_memory_log(builder, BytesIO(nested.encode()), "policy-0")
     read_ledger(builder, BytesIO(nested.encode()))
-    assert not read_memory_failure(builder, nested, "oom")
+    assert not read_document(builder, nested, "oom")
     assert builder.build().failure is None
 
 
