@@ -90,7 +90,7 @@ def prevent(
     ]
     if not cheap:
         return None
-    return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time), constraints)
+    return _changed(case, best(cheap, None), _Place(attempt, step, pressure.rank, time))
 
 
 def more_host_memory(pressure: MemoryPressure, state: RecoveryState, constraints: Constraints) -> MemoryPlan | None:
@@ -162,25 +162,25 @@ def _change(
     cases = list(_cases(evidence, report.dead, state, constraints))
     place = _Place(evidence.attempt, evidence.step, evidence.rank, report.time)
     if given_up := _not_to_be_changed(cases[0], report):
-        return _grown(cases[0], place, constraints) or given_up
+        return _grown(cases[0], place) or given_up
     ladders: list[Ladder] = []
     for case in cases:
         ladder = ladder_of(case)
         ladders.append(ladder)
         if ladder.reachable:
-            return _changed(case, best(ladder.reachable, case.need_bytes), place, constraints)
+            return _changed(case, best(ladder.reachable, case.need_bytes), place)
         if ladder.rungs and constraints.is_supervised:
             why = f"{ladder.rungs[0].remedy.name} would help, but this process cannot make that change"
             return _give_up(GiveUpReason.LEFT_TO_SUPERVISOR, why, case)
         if ladder.pinned and case.failure_class in _ONLY_OWN_REMEDY:
             break
-    return _grown(cases[0], place, constraints) or _nothing_left(cases[0], ladders)
+    return _grown(cases[0], place) or _nothing_left(cases[0], ladders)
 
 
-def _grown(case: Case, place: _Place, constraints: Constraints) -> Changed | None:
+def _grown(case: Case, place: _Place) -> Changed | None:
     """A larger policy. It counts against `recovery.maxGpus` alone."""
-    rung = last_resort(case) if constraints.may_change_plan else None
-    return None if rung is None else _changed(case, rung, place, constraints)
+    rung = last_resort(case) if case.constraints.may_change_plan else None
+    return None if rung is None else _changed(case, rung, place)
 
 
 def _cases(evidence: Evidence, dead: frozenset[Role], state: RecoveryState, constraints: Constraints) -> Iterator[Case]:
@@ -250,7 +250,7 @@ def _give_up(reason: GiveUpReason, why: str, case: Case, advice: list[str] | Non
     return GiveUp(reason, messages.explanation(why, case.diagnosis, case.state.changes, lines))
 
 
-def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) -> Changed:
+def _changed(case: Case, rung: Rung, place: _Place) -> Changed:
     assert rung.level is not None, "only a change that the caller can carry out is chosen"
     remedy = rung.remedy
     changed = remedy.fields_changed(case, rung.value)
@@ -276,7 +276,8 @@ def _changed(case: Case, rung: Rung, place: _Place, constraints: Constraints) ->
     state = case.state.with_change(change, plan)
     message = messages.recovering_message(change)
     if counts(change):
-        message = messages.with_count(message, "adjustment", state.adjustments, constraints.recovery.max_adjustments)
+        most = case.constraints.recovery.max_adjustments
+        message = messages.with_count(message, "adjustment", state.adjustments, most)
     return Changed(change, plan, state, rung.renew, message)
 
 
