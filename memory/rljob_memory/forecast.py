@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from rljob_api.plan_change import DiagnosisStatus, Role
@@ -37,24 +37,35 @@ class Forecast:
         self._step = 0
         self._engine_steps: int | None = None
         """Steps in which the present engines slept next to the policy; None if they do not sleep."""
-        self._history = _StepHistory()
+        self._seen = Counter[tuple[str, str]]()
+        """Steps of each process and phase, by actor and phase, with those of its warm-up."""
+        self._samples: dict[tuple[str, str], deque[MemorySample]] = {}
+        """The samples of the latest steps, without those of the warm-up."""
 
     def observe(self, step: int, samples: StepSamples, *, engines_sleep: bool = False) -> None:
         """`samples`: at the end of each phase of `step`, by actor (`policy-0`) and phase. `engines_sleep`: next to the
         policy, during its update."""
         self._step = step
         self._engine_steps = (self._engine_steps or 0) + 1 if engines_sleep else None
-        self._history.add(samples)
+        for actor, phases in samples.items():
+            for phase, sample in phases.items():
+                key = actor, phase
+                self._seen[key] += 1
+                if self._seen[key] > _WARM_UP_STEPS:
+                    self._samples.setdefault(key, deque(maxlen=_MOST_STEPS)).append(sample)
 
     def forget(self, roles: Collection[Role] = ()) -> None:
         """Drop the history of all processes, or of those of `roles`: they are new, or work under another plan."""
-        self._history.clear(roles)
+        for actor, phase in list(self._seen):
+            if not roles or _role(actor) in roles:
+                del self._seen[actor, phase]
+                self._samples.pop((actor, phase), None)
         if not roles or "rollout" in roles:
             self._engine_steps = None
 
     def pressure(self) -> MemoryPressure | None:
         """The memory that is projected to run out first; None if none will before the job is done."""
-        series = list(self._history.series())
+        series = [_PhaseSeries(*key, tuple(samples)) for key, samples in self._samples.items()]
         signals = _growth_signals(series, self._engine_steps)
         seen = [signal for signal in signals if signal.steps_left <= self._horizon(signal)]
         if not seen:
@@ -309,30 +320,3 @@ class _PhaseSeries:
 def _role(actor: str) -> Role:
     name = actor.partition("-")[0]
     return "policy" if name == "policy" else "rollout" if name == "rollout" else "controller"
-
-
-@dataclass(slots=True)
-class _StepHistory:
-    """The latest steps of every process and phase, without the steps of its warm-up."""
-
-    _seen: dict[tuple[str, str], int] = field(default_factory=dict)
-    _samples: dict[tuple[str, str], deque[MemorySample]] = field(default_factory=dict)
-
-    def add(self, samples: StepSamples) -> None:
-        for actor, phases in samples.items():
-            for phase, sample in phases.items():
-                key = actor, phase
-                self._seen[key] = self._seen.get(key, 0) + 1
-                if self._seen[key] > _WARM_UP_STEPS:
-                    self._samples.setdefault(key, deque(maxlen=_MOST_STEPS)).append(sample)
-
-    def clear(self, roles: Collection[Role]) -> None:
-        """Drop the samples of `roles`; of all if there are none."""
-        for actor, phase in list(self._seen):
-            if not roles or _role(actor) in roles:
-                del self._seen[actor, phase]
-                self._samples.pop((actor, phase), None)
-
-    def series(self) -> Iterator[_PhaseSeries]:
-        for (actor, phase), samples in self._samples.items():
-            yield _PhaseSeries(actor, phase, tuple(samples))
