@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from importlib.resources import files
-from typing import Any
+
+from pydantic import TypeAdapter
 
 
 class Effect(StrEnum):
@@ -172,17 +173,7 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
 
 
-def _program(key: str, entry: Mapping[str, Any]) -> Program:
-    return Program(
-        key=key,
-        title=entry["title"],
-        version=entry["version"],
-        recognize=tuple(entry["recognize"]),
-        options=tuple(Option(**{**option, "effect": Effect(option["effect"])}) for option in entry["options"]),
-        engine=entry.get("engine", False),
-    )
-
-
 _TABLE = tomllib.loads(files(__package__).joinpath("programs.toml").read_text(encoding="utf-8"))
-PROGRAMS: Mapping[str, Program] = {key: _program(key, entry) for key, entry in _TABLE.items()}
+_ENTRY = TypeAdapter(Program)
+PROGRAMS: Mapping[str, Program] = {key: _ENTRY.validate_python({"key": key, **entry}) for key, entry in _TABLE.items()}
 """Programs by key: trainers first, then engines."""
