@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -112,9 +112,5 @@ def _is_possible(part: Workload | ModelShape | Hardware) -> bool:
 
 def facts_of(setup: Setup) -> MemoryFacts:
     """The facts that a trainer reports about a setup."""
-    known = {**_fields(setup.model), **_fields(setup.hardware)}
+    known = asdict(setup.model) | asdict(setup.hardware)
     return MemoryFacts.model_validate({name: value for name, value in known.items() if name != "device"})
-
-
-def _fields(value: ModelShape | Hardware) -> dict[str, object]:
-    return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
