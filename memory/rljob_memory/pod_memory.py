@@ -45,17 +45,13 @@ def _on_assumed_machine(settings: MemorySettings, work: Workload, model: ModelSh
 
 def summary(predicted: Budget, spec: RLJobSpec, model: ModelShape) -> str:
     """One line: `host memory 15.2 GiB a worker (…), /dev/shm 128 MiB, disk 21.0 GiB (…)`."""
-    lines = sorted((line for line in predicted.lines if (line.place, line.pod) == ("host", "policy")), key=_size)
+    lines = sorted(predicted.of("host").lines, key=lambda line: line.bytes)
     shown = ", ".join(f"{_named(line)} {human_bytes(line.bytes)}" for line in lines[-1:-5:-1])
     return (
         f"host memory {human_bytes(predicted.peak('host'))} a worker (largest: {shown}), "
         f"/dev/shm {human_bytes(shared_memory_bytes(predicted))}, disk {human_bytes(predicted.peak('disk'))} "
         f"({_checkpoints(spec, model)})"
     )
-
-
-def _size(line: Line) -> int:
-    return line.bytes
 
 
 def _named(line: Line) -> str:
