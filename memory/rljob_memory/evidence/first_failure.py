@@ -19,13 +19,12 @@ _VAGUE = frozenset(
 )
 _ALIKE = 0.1
 """Most difference between the tensors of ranks that do the same work."""
-_UNFAMILIAR = frozenset({FailureKind.UNFAMILIAR})
 _ROUNDING = 0.006
 """A message gives two decimals: 1.00 GiB may be off by half a percent."""
 
 
 def failure_to_explain(
-    failures: Sequence[Failure], snapshots: Sequence[Failure] = (), restarts: Sequence[float] = ()
+    failures: Sequence[Failure], snapshots: Sequence[Failure], restarts: Sequence[float]
 ) -> Failure | None:
     """The first failure of the last attempt that failed; None if nothing failed.
 
@@ -73,7 +72,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure | None:
     A failure that only reports that a process is gone gives way to one with a cause, and so does one that the engine
     reports again with more detail.
     """
-    familiar = [failure for failure in failures if failure.kind not in _UNFAMILIAR] or failures
+    familiar = [failure for failure in failures if failure.kind is not FailureKind.UNFAMILIAR] or failures
     telling = [failure for failure in familiar if failure.kind not in _VAGUE] or familiar
     telling = [failure for number, failure in enumerate(telling) if not _is_herald(failure, telling[number + 1 :])]
     if not telling:
@@ -121,8 +120,15 @@ def _is_same(message: Failure, snapshot: Failure) -> bool:
 
 
 def _joined(message: Failure, snapshot: Failure) -> Failure:
+    """The failure of a message, with the numbers of its GPU that only the snapshot has."""
+    assert message.device and snapshot.device, "they are the same failure by their numbers"
+    missing = {
+        name: getattr(snapshot.device, name)
+        for name in DeviceMemory.model_fields
+        if getattr(message.device, name) in (None, [])
+    }
     return message.changed(
-        device=_joined_device(message, snapshot),
+        device=message.device.model_copy(update=missing),
         activity=message.activity or snapshot.activity,
         role=snapshot.role,
         rank=snapshot.rank,
@@ -131,15 +137,3 @@ def _joined(message: Failure, snapshot: Failure) -> Failure:
         micro_batch=snapshot.micro_batch,
         clock=snapshot.clock,
     )
-
-
-def _joined_device(message: Failure, snapshot: Failure) -> DeviceMemory | None:
-    """The numbers of the message, with those of the snapshot that the message lacks."""
-    if message.device is None or snapshot.device is None:
-        return message.device
-    missing = {
-        name: getattr(snapshot.device, name)
-        for name in DeviceMemory.model_fields
-        if getattr(message.device, name) in (None, [])
-    }
-    return message.device.model_copy(update=missing)
