@@ -313,16 +313,19 @@ class LogReader:
     def _explain_by_other_stacks(self) -> None:
         """Give failures without an activity that of a stack whose own message is missing: the ranks of a job do the
         same work, and their outputs are posted in any order."""
-        stack = next((stack for stack in reversed(self._stacks) if activity_of(stack)), ())
-        if stack:
-            places = [
-                place
-                for place, failure in enumerate(self._builder.found)
-                if failure.source == self._source
-                and failure.activity is None
-                and (failure.is_of_the_gpu or failure.kind is FailureKind.UNFAMILIAR)
-            ]
-            self._replace(places, **_place_of(stack))
+        stack = next((stack for stack in reversed(self._stacks) if activity_of(stack)), None)
+        if stack is None:
+            return
+        role = "rollout" if _has(stack, "engine_code") else None
+        of_the_gpu = True if _has(stack, "gpu_code") else None
+        for place, failure in enumerate(self._builder.found):
+            may_be_of_the_gpu = failure.is_of_the_gpu or failure.kind is FailureKind.UNFAMILIAR
+            if failure.source == self._source and failure.activity is None and may_be_of_the_gpu:
+                self._builder.found[place] = failure.changed(
+                    activity=activity_of(stack),
+                    role=role if failure.role is None else failure.role,
+                    of_the_gpu=of_the_gpu if failure.of_the_gpu is None else failure.of_the_gpu,
+                )
 
     def _note_retry(self, line: LogLine) -> None:
         """If the program retries what failed just above, that failure does not count."""
@@ -339,11 +342,7 @@ class LogReader:
         failures = self._builder.found
         for place in places:
             if place < len(failures):
-                known = {name: value for name, value in values.items() if value is not None}
-                for name in ("role", "of_the_gpu"):
-                    if getattr(failures[place], name) is not None:
-                        known.pop(name, None)
-                failures[place] = failures[place].changed(**known)
+                failures[place] = failures[place].changed(**values)
 
     # torch's message, which can span lines.
 
@@ -371,10 +370,8 @@ class LogReader:
     def _close_message(self, writer: _Writer) -> None:
         if writer.open_failure is None:
             return
-        failure, below = (
-            writer.open_failure.changed(device=torch_message.parse_message(writer.message)),
-            tuple(writer.stack),
-        )
+        failure = writer.open_failure.changed(device=torch_message.parse_message(writer.message))
+        below = tuple(writer.stack)
         writer.open_failure, writer.message = None, []
         self._add(writer, failure, writer.unexplained_line)
         writer.stack.extend(below)
@@ -384,15 +381,6 @@ class LogReader:
 def _groups() -> WordGroups:
     """Return the words of failures and of facts, in lower case. Every line that can matter has one of them."""
     return WordGroups((*words(), *_MESSAGE_WORDS, *_EXHAUSTION_WORDS, *_FRAME_WORDS), (*facts.WORDS, "rank", "step"))
-
-
-def _place_of(stack: tuple[str, ...]) -> dict[str, object]:
-    """Values of a failure, from its stack."""
-    return {
-        "activity": activity_of(stack),
-        "role": "rollout" if _has(stack, "engine_code") else None,
-        "of_the_gpu": True if _has(stack, "gpu_code") else None,
-    }
 
 
 def _has(lines: Iterable[str], name: str) -> bool:
