@@ -103,8 +103,7 @@ def _main(path: str) -> None:
     if not isinstance(snapshot, dict) or "segments" not in snapshot:
         sys.exit("it holds no list of segments")
     found = failed_requests(snapshot)
-    names = ("requested_bytes", "gpu", "free_bytes", "allocated_bytes", "cached_bytes", "largest_cached_block_bytes")
-    print(json.dumps([{name: getattr(memory, name) for name in names} for memory in found]))
+    print(json.dumps([memory.model_dump(exclude_unset=True) for memory in found]))
 
 
 if __name__ == "__main__":
