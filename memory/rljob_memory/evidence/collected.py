@@ -186,6 +186,7 @@ class EvidenceBuilder(CollectedEvidence):
     found: list[Failure] = field(default_factory=list)
     snapshots: deque[Failure] = field(default_factory=lambda: deque(maxlen=_MOST_SNAPSHOTS))
     restarts: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_RESTARTS))
+    """Times at which the job began, or resumed after a failure, in seconds since the epoch."""
     lives: dict[str, deque[deque[MemorySample]]] = field(default_factory=dict)
     """Samples of the processes of each name, one after the other."""
     lengths: dict[str, deque[float]] = field(default_factory=dict)
@@ -242,10 +243,6 @@ class EvidenceBuilder(CollectedEvidence):
         for step, each in enumerate(failure.samples):
             held = {"allocated_bytes": each.allocated_bytes, "reserved_bytes": each.reserved_bytes}
             self.add_sample("the process", MemorySample(step=step, phase="update", **held))
-
-    def add_restart(self, time: float) -> None:
-        """The job began, or resumed after a failure, at `time` (seconds since the epoch)."""
-        self.restarts.append(time)
 
     def begin_series(self, name: str) -> None:
         """Later samples under this name belong to another process than earlier ones."""

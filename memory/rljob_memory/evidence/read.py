@@ -207,14 +207,14 @@ def read_ledger(builder: EvidenceBuilder, stream: BinaryIO) -> None:
                     builder.setup = setup_of_facts(facts)
                     builder.engines_apart = facts.get("topology") == "Disaggregated"
                 if (started := finite_seconds(value.get("started_at"))) is not None:
-                    builder.add_restart(started)
+                    builder.restarts.append(started)
                 if isinstance(versions := value.get("versions"), Mapping):
                     builder.versions.update({str(name): str(version) for name, version in versions.items()})
             case "plan_change":
                 _add_plan(builder, value)
                 change = value.get("change")
                 if isinstance(change, Mapping) and (decided := _date_seconds(change.get("time"))) is not None:
-                    builder.add_restart(decided)
+                    builder.restarts.append(decided)
 
 
 def _look_for_kills(builder: EvidenceBuilder, before: MemorySample, after: MemorySample, source: str) -> None:
