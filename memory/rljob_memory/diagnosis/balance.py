@@ -184,7 +184,7 @@ class Balance:
             plan is not None
             and plan.rollout_sleep_level > 0
             and failure.role == "policy"
-            and failure.phase in (None, "load", "update")
+            and failure.phase in (None, "update")
         )
 
     @cached_property

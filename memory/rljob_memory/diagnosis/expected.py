@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.memory_failure import Activity
@@ -10,15 +10,6 @@ from rljob_memory.budget import Budget, Line, Phase, Pod, budget, others
 from rljob_memory.evidence.collected import CollectedEvidence
 from rljob_memory.evidence.failure import Failure
 from rljob_memory.evidence.model_facts import ModelFacts
-
-_PHASES: Mapping[str, Phase] = {
-    "rollout": "rollout",
-    "reward": "rollout",
-    "update": "update",
-    "sync": "sync",
-    "checkpoint": "checkpoint",
-}
-"""Phases of the budget, by those of a failure; `start` if there is none."""
 
 
 def budget_of(failure: Failure, evidence: CollectedEvidence) -> Budget | None:
@@ -34,8 +25,9 @@ def budget_of(failure: Failure, evidence: CollectedEvidence) -> Budget | None:
 
 def lines_at(failure: Failure, of_its_gpu: Budget, *, of_others: bool) -> list[Line]:
     """Lines in the phase of the failure, the largest first: of the failing process, or of others on its GPU."""
-    in_a_step = failure.phase == "update" and failure.activity is Activity.OPTIMIZER
-    phase: Phase = "optimizer" if in_a_step else _PHASES.get(failure.phase or "", "start")
+    phase: Phase = "rollout" if failure.phase == "reward" else failure.phase or "start"
+    if phase == "update" and failure.activity is Activity.OPTIMIZER:
+        phase = "optimizer"
     owner = "engine" if failure.role == "rollout" else "policy"
     lines = (line for line in of_its_gpu.lines if phase in line.phases and (line.owner != owner) == of_others)
     return sorted(lines, key=lambda line: -line.bytes)
