@@ -7,10 +7,6 @@ from dataclasses import dataclass, replace
 
 from rljob_memory.evidence.signatures import pattern
 
-_COUNT = (
-    r"(?P<count>\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?(?=\s?(?:[KMBT]\b|[bm]illion))|\d{5,15})"
-    r"\s?(?P<unit>[KMBT]|billion|million)?\b"
-)
 _BYTES = {"float32": 4, "fp32": 4}
 _HALF = 2
 _FACTORS = {"k": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12}
