@@ -85,10 +85,6 @@ def _switch(since: tuple[int, int] = (2, 6)) -> _Option:
     return _Option(since, lambda text: text in ("True", "False"), "True or False, spelt so")
 
 
-def _fraction(since: tuple[int, int] = (2, 6)) -> _Option:
-    return _Option(since, lambda text: 0 < _number(text) < 1, "a number between 0 and 1")
-
-
 _MAX_DIGITS = 18
 """torch parses into 64 bits."""
 
@@ -107,7 +103,7 @@ _OPTIONS = {
     "expandable_segments": _switch(),
     "expandable_segments_reserve": _Option((2, 15), bool, "a value"),
     "expandable_segments_reserve_by_class": _Option((2, 15), bool, "a value"),
-    "garbage_collection_threshold": _fraction(),
+    "garbage_collection_threshold": _Option((2, 6), lambda text: 0 < _number(text) < 1, "a number between 0 and 1"),
     "graph_capture_record_stream_reuse": _switch((2, 9)),
     "large_segment_size_mb": _megabytes((2, 11), least=11),
     "max_non_split_rounding_mb": _megabytes(),

@@ -262,7 +262,7 @@ def object_store_bytes(sync_bucket_bytes: int, device: DeviceKind) -> int:
     return _SMALLEST_OBJECT_STORE_BYTES + buckets * sync_bucket_bytes
 
 
-def object_store_room(free_bytes: int, beside_bytes: int = 0) -> int:
+def object_store_room(free_bytes: int, beside_bytes: int) -> int:
     """Size of Ray's object store in a pod whose /dev/shm has so much free, `beside_bytes` of it for others. In a pod of
     the predicted size, that is the predicted store."""
     room = max(free_bytes - beside_bytes, 0)

@@ -77,18 +77,18 @@ class Budget:
         phases = PHASES if phase is None else tuple(UPDATE) if phase == "update" else (phase,)
         return max(self.total(place, each, pod=pod) for each in phases)
 
-    def peak_phase(self, place: Place, *, pod: Pod = "policy") -> Phase:
-        """The first phase with most bytes."""
-        return max(PHASES, key=lambda phase: self.total(place, phase, pod=pod))
+    def peak_phase(self, place: Place) -> Phase:
+        """The first phase with most bytes, in a pod of the policy."""
+        return max(PHASES, key=lambda phase: self.total(place, phase))
 
     def uses(self, place: Place, phase: Phase, *, pod: Pod = "policy") -> list[Line]:
         """The lines in use in a phase, the largest first."""
         found = (line for line in self.lines if line.place == place and line.pod == pod and phase in line.phases)
         return sorted(found, key=lambda line: -line.bytes)
 
-    def bytes_of(self, use: str, place: Place, *, pod: Pod = "policy") -> int:
-        """Bytes of one use, over all owners; 0 if there is none."""
-        return sum(line.bytes for line in self.lines if (line.use, line.place, line.pod) == (use, place, pod))
+    def bytes_of(self, use: str, place: Place) -> int:
+        """Bytes of one use in a pod of the policy, over all owners; 0 if there is none."""
+        return sum(line.bytes for line in self.lines if (line.use, line.place, line.pod) == (use, place, "policy"))
 
     def pods(self) -> Iterator[Pod]:
         """The kinds of pods that the job has."""

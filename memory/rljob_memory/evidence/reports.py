@@ -44,7 +44,7 @@ def read_document(builder: EvidenceBuilder, text: str, source: str) -> bool:
     return True
 
 
-def evidence_of_report(reported: Evidence, plan: MemoryPlan | None = None) -> CollectedEvidence:
+def evidence_of_report(reported: Evidence, plan: MemoryPlan | None) -> CollectedEvidence:
     """The evidence in one failure that another trainer reports as text. `plan`: the one it failed under, if known."""
     builder = EvidenceBuilder()
     return builder.build_for(_reported_failure(builder, reported, "evidence"), plan)

@@ -149,17 +149,14 @@ class Case:
         is_apart = self.setup is not None and not self.setup.work.is_colocated
         return "rollout" if self.role == "rollout" and is_apart else "policy"
 
-    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase, place: Place | None = None) -> int | None:
-        """Memory in `phase` that the plan needs less if the fields `changed` have these values: the difference of two
-        budgets, negative if it needs more; None without a setup.
-
-        `place`: None for the memory that ran out, in the pod that failed.
-        """
+    def freed_bytes(self, changed: dict[str, object], phase: BudgetPhase) -> int | None:
+        """The part of the memory that ran out that the plan needs less in `phase` if the fields `changed` have these
+        values: the difference of two budgets, negative if it needs more; None without a setup."""
         if self.setup is None:
             return None
-        place = place or self.place
         plans = (self.plan, self.plan.model_copy(update=changed))
-        before, after = (budget(_grown(self.setup, plan), plan).total(place, phase, pod=self.pod) for plan in plans)
+        budgets = (budget(_grown(self.setup, plan), plan) for plan in plans)
+        before, after = (predicted.total(self.place, phase, pod=self.pod) for predicted in budgets)
         return before - after
 
     def has_room_for(self, setting: str, value: object, phase: BudgetPhase) -> bool:
