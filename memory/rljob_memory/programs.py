@@ -153,11 +153,6 @@ class Program:
         return next((other for other in replaced if (other.when is None) == (option.when is None)), None)
 
     @cached_property
-    def leaves(self) -> frozenset[str]:
-        """Last parts of the names of its options of the newest version."""
-        return frozenset(option.leaf for option in self.options if option.before is None)
-
-    @cached_property
     def names_in_logs(self) -> frozenset[str]:
         """Last parts of all names whose values count, of every version."""
         conditions = (option.when.partition("=")[0] for option in self.options if option.when)
