@@ -121,7 +121,8 @@ def _is_same(message: Failure, snapshot: Failure) -> bool:
 
 def _joined(message: Failure, snapshot: Failure) -> Failure:
     """The failure of a message, with the numbers of its GPU that only the snapshot has."""
-    assert message.device and snapshot.device, "they are the same failure by their numbers"
+    assert message.device is not None, "the numbers of both agree"
+    assert snapshot.device is not None
     missing = {
         name: getattr(snapshot.device, name)
         for name in DeviceMemory.model_fields
