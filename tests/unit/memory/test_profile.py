@@ -89,12 +89,6 @@ def test_sizes_that_were_lowered_are_limits_and_all_else_is_the_machines() -> No
     assert (plan, differences) == (FRESH.model_copy(update=expected), [])
 
 
-def test_a_size_that_was_raised_is_kept_at_least() -> None:
-    held = FRESH.model_copy(update={"kv_cache_bytes": FRESH.kv_cache_bytes + GIB})
-    plan, _ = plan_on_machine(held, start(("kvCache", "1Gi", "2Gi")), FRESH, facts_of(SETUP))
-    assert plan is held
-
-
 @pytest.mark.parametrize(
     ("before", "after", "held", "fresh", "expected"),
     [
