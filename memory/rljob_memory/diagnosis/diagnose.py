@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.plan_change import MAX_DIAGNOSES_KEPT, DiagnosisStatus
@@ -118,13 +119,12 @@ def diagnosed(evidence: Evidence, plan: MemoryPlan | None = None) -> Evidence:
 
 def diagnosis_statuses(diagnoses: Sequence[Diagnosis]) -> list[DiagnosisStatus]:
     """The likeliest diagnoses, as many as the API takes."""
-    return [_status(diagnosis) for diagnosis in diagnoses[:MAX_DIAGNOSES_KEPT]]
-
-
-def _status(diagnosis: Diagnosis) -> DiagnosisStatus:
-    return DiagnosisStatus(
-        class_name=str(diagnosis.failure_class),
-        confidence=diagnosis.confidence,
-        message=diagnosis.message[:_LONGEST_MESSAGE],
-        numbers=dict(list(diagnosis.numbers.items())[:_MOST_NUMBERS]),
-    )
+    return [
+        DiagnosisStatus(
+            class_name=str(diagnosis.failure_class),
+            confidence=diagnosis.confidence,
+            message=diagnosis.message[:_LONGEST_MESSAGE],
+            numbers=dict(islice(diagnosis.numbers.items(), _MOST_NUMBERS)),
+        )
+        for diagnosis in diagnoses[:MAX_DIAGNOSES_KEPT]
+    ]
