@@ -16,6 +16,12 @@ from rljob_memory.workload import Workload
 
 GIB, MIB = 1 << 30, 1 << 20
 
+QWEN3_4B = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
+QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
+QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
+QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
+"""Shapes of Qwen3, with rounded numbers of parameters."""
+
 
 def memory_plan(**changes: Any) -> MemoryPlan:
     """A small valid plan for a GPU that policy and engine share, with the fields in `changes` replaced."""

@@ -21,6 +21,7 @@ from rljob_memory.plan import best_choice, first_plan
 from rljob_memory.plan_settings import texts_of
 from rljob_memory.sizes import GIB, MIB
 from rljob_memory.workload import Workload
+from rljob_testing.memory_plans import QWEN3_4B, QWEN3_8B, QWEN3_14B, QWEN3_32B
 
 LAPTOP = Hardware("cpu", 0, 8 * GIB)
 
@@ -32,11 +33,7 @@ def gpu(device_gib: float, host_gib: float = 500) -> Hardware:
 H200 = gpu(140, 128)
 TINY = ModelShape(156_000, layers=2, hidden=64, kv_heads=2, head_dim=32, vocabulary=64, bytes_per_parameter=4)
 QWEN3_0_6B = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2)
-QWEN3_4B = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
 QWEN2_7B = ModelShape(7_600_000_000, 28, 3584, 4, 128, 152_064, 2)
-QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
-QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
 ADAPTED_7B = replace(QWEN2_7B, adapter_parameters=40_000_000)
 ADAPTED_8B = replace(QWEN3_8B, adapter_parameters=43_646_976)
 ADAPTED_32B = replace(QWEN3_32B, adapter_parameters=134_217_728)

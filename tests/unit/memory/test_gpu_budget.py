@@ -20,15 +20,12 @@ from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.sizes import GIB
 from rljob_memory.workload import Workload, workload_of
-from rljob_testing.memory_plans import memory_plan
+from rljob_testing.memory_plans import QWEN3_8B, QWEN3_14B, memory_plan
 from tests.unit.memory.recovery.failures import growing_job
 
 MODEL = ModelShape(1000, layers=2, hidden=8, kv_heads=2, head_dim=4, vocabulary=50, bytes_per_parameter=2)
 WORK = Workload(4, 2, max_prompt_tokens=40, max_response_tokens=24)
 H200 = Hardware("cuda", GPU_TYPES["h200"].memory_bytes, 512 * GIB, gpu="h200", layers_compiled=True)
-QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
-QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
 
 
 def state_bytes(model: ModelShape, work: Workload, **plan: Any) -> int:

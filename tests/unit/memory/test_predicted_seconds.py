@@ -15,14 +15,10 @@ from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice
 from rljob_memory.sizes import GIB
 from rljob_memory.workload import Workload
-from rljob_testing.memory_plans import memory_plan
+from rljob_testing.memory_plans import QWEN3_4B, QWEN3_8B, QWEN3_14B, QWEN3_32B, memory_plan
 
 QWEN3_0_6B = ModelShape(596_000_000, 28, 1024, 8, 128, 151_936, 2, heads=16, intermediate=3072)
 QWEN3_1_7B = ModelShape(1_720_000_000, 28, 2048, 8, 128, 151_936, 2, heads=16, intermediate=6144)
-QWEN3_8B = ModelShape(8_190_000_000, 36, 4096, 8, 128, 151_936, 2, heads=32, intermediate=12_288)
-QWEN3_14B = ModelShape(14_770_000_000, 40, 5120, 8, 128, 151_936, 2, heads=40, intermediate=17_408)
-QWEN3_32B = ModelShape(32_762_000_000, 64, 5120, 8, 128, 151_936, 2, heads=64, intermediate=25_600)
-QWEN3_4B = ModelShape(4_020_000_000, 36, 2560, 8, 128, 151_936, 2, heads=32, intermediate=9728)
 LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
 TWO_ON_TWO = replace(LONG_STEP, policy_ranks=2, engines=1, tensor_parallel_size=2)
 FOUR = replace(LONG_STEP, policy_ranks=4, engines=1, tensor_parallel_size=4)
