@@ -53,6 +53,9 @@ from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.evaluation import Evaluation
 from rljob_trainer.runtime.exports import ModelExports
+from rljob_trainer.runtime.phases import Phases
+from rljob_trainer.runtime.step_rollouts import StepRollouts
+from rljob_trainer.runtime.step_scoring import StepScoring
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.tasks.rewards import Reward
 from rljob_trainer.tasks.scoring import ScoringHere
@@ -256,11 +259,11 @@ class ResumedJob:
                 display=display,
                 listener=listener,
             )
-            controller = Controller(
-                spec=self._spec(),
-                task=cast(Task, Echo(self.functions)),
-                scorer=ScoringHere(self.functions),
-                advantage=relative_to_group,
+            spec, task, scorer = self._spec(), cast(Task, Echo(self.functions)), ScoringHere(self.functions)
+            step_rollouts = StepRollouts(spec.algorithm, task, scorer, cast(Any, roles))
+            early_warning = EarlyWarning(self.steps, recovery.prevent, listener, display.warning)
+            phases = Phases(
+                attempt=record.attempt,
                 roles=cast(Any, roles),
                 ledger=ledger,
                 journal=journal,
@@ -268,11 +271,23 @@ class ResumedJob:
                 recovery=recovery,
                 faults=FaultSchedule([], ledger, cast(Any, roles), display.warning),
                 deadlines=PhaseDeadlines(600, ledger.steps),
-                early_warning=EarlyWarning(self.steps, recovery.prevent, listener, display.warning),
-                between_steps=BetweenSteps(
-                    self._evaluation(),
-                    ModelExports(OutputDirectory(self.directory), cast(Any, roles), self.checkpoint),
-                ),
+                early_warning=early_warning,
+                display=display,
+                listener=listener,
+                on_replay=step_rollouts.observe,
+            )
+            exports = ModelExports(OutputDirectory(self.directory), cast(Any, roles), self.checkpoint)
+            controller = Controller(
+                spec=spec,
+                step_rollouts=step_rollouts,
+                scoring=StepScoring(spec, task, relative_to_group, ledger, display, listener),
+                phases=phases,
+                roles=cast(Any, roles),
+                ledger=ledger,
+                journal=journal,
+                checkpointing=checkpointing,
+                early_warning=early_warning,
+                between_steps=BetweenSteps(self._evaluation(), exports),
                 export=lambda: self._export(roles),
                 display=display,
                 listener=listener,

@@ -44,10 +44,13 @@ from rljob_trainer.runtime.attempt_plan import Supervision, plan_attempt
 from rljob_trainer.runtime.between_steps import BetweenSteps
 from rljob_trainer.runtime.controller import Controller
 from rljob_trainer.runtime.exports import ModelExports
+from rljob_trainer.runtime.phases import Phases
 from rljob_trainer.runtime.placement import Placement, RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
 from rljob_trainer.runtime.role_settings import role_settings
 from rljob_trainer.runtime.run_inputs import read_inputs
+from rljob_trainer.runtime.step_rollouts import StepRollouts
+from rljob_trainer.runtime.step_scoring import StepScoring
 from rljob_trainer.runtime.stop_request import StopRequest
 from rljob_trainer.runtime.streamed_update import VARIABLE, chosen_by_environment, obstacle_to_streaming
 from rljob_trainer.trackers.registry import require_trackers
@@ -185,11 +188,11 @@ class Attempt:
             )
             roles.may_replace = recovery.may_replace
             exports = ModelExports(self.directory, roles, spec.checkpoint)
-            controller = Controller(
-                spec=spec,
-                task=inputs.prompts.task,
-                scorer=inputs.scorer,
-                advantage=inputs.advantage,
+            algorithm, task = spec.algorithm, inputs.prompts.task
+            step_rollouts = StepRollouts(algorithm, task, inputs.scorer, roles)
+            early_warning = EarlyWarning(algorithm.steps, recovery.prevent, self.listener, self.display.warning)
+            phases = Phases(
+                attempt=record.attempt,
                 roles=roles,
                 ledger=self.ledger,
                 journal=journal,
@@ -197,7 +200,21 @@ class Attempt:
                 recovery=recovery,
                 faults=faults,
                 deadlines=deadlines,
-                early_warning=EarlyWarning(spec.algorithm.steps, recovery.prevent, self.listener, self.display.warning),
+                early_warning=early_warning,
+                display=self.display,
+                listener=self.listener,
+                on_replay=step_rollouts.observe,
+            )
+            controller = Controller(
+                spec=spec,
+                step_rollouts=step_rollouts,
+                scoring=StepScoring(spec, task, inputs.advantage, self.ledger, self.display, self.listener),
+                phases=phases,
+                roles=roles,
+                ledger=self.ledger,
+                journal=journal,
+                checkpointing=checkpointing,
+                early_warning=early_warning,
                 between_steps=BetweenSteps(inputs.evaluation, exports),
                 export=partial(exports.write, self.directory.model),
                 display=self.display,

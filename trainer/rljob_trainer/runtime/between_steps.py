@@ -43,10 +43,10 @@ class BetweenSteps:
         for name, write in self.exports.due(last, best):
             run.display.phase(f"writing the model of step {last} to {name}")
             # A checkpoint in progress may have a copy in host memory, which rank 0 needs.
-            run.do(step, "checkpoint", PartClock(), run.checkpointing.settle, policy_at=None, of_step=False)
-            run.do(step, "checkpoint", PartClock(), write, policy_at=last, of_step=False)
+            run.phases.do(step, "checkpoint", PartClock(), run.checkpointing.settle, policy_at=None, of_step=False)
+            run.phases.do(step, "checkpoint", PartClock(), write, policy_at=last, of_step=False)
             if last < run.spec.algorithm.steps:  # the engines may sleep now
-                run.do(step, "sync", PartClock(), lambda: None, policy_at=last, engines_at=last, of_step=False)
+                run.phases.do(step, "sync", PartClock(), lambda: None, policy_at=last, engines_at=last, of_step=False)
         return True
 
     def _evaluate(self, evaluation: Evaluation, run: Controller, last: int) -> None:
@@ -60,7 +60,7 @@ class BetweenSteps:
 
         if run.stop:
             raise _Stopped
-        responses = run.do(
+        responses = run.phases.do(
             step,
             "rollout",
             clock,

@@ -21,7 +21,7 @@ from rljob_trainer.roles.calls import Served
 from rljob_trainer.roles.generation import WorkQueue
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import HeldGroup, LotResult, Lots, WholeGroups, deal, in_order, unstarted
-from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt
+from rljob_trainer.rollout_batch import Completion, PartialGroup, Prompt, RolloutBatch
 from rljob_trainer.tasks.scoring import ChosenRewards, KnownRewards, PendingRewards, Scorer
 from rljob_trainer.tasks.task import Task
 
@@ -69,6 +69,33 @@ class BegunRollouts:
     """Waits for them."""
 
 
+@dataclass(slots=True)
+class ResponseLengths:
+    """Response lengths by item of the task, in tokens."""
+
+    _mean_by_item: dict[int, float] = field(default_factory=dict, init=False)
+    """Mean of the last group of each item."""
+    _tokens: int = field(default=0, init=False)
+    _responses: int = field(default=0, init=False)
+
+    def observe(self, items: Iterable[int], lengths: Sequence[int], group_size: int) -> None:
+        """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
+        for place, item in enumerate(items):
+            group = lengths[place * group_size : (place + 1) * group_size]
+            self._mean_by_item[item] = sum(group) / len(group)
+        self._tokens += sum(lengths)
+        self._responses += len(lengths)
+
+    def expected(self, prompts: Iterable[Prompt]) -> list[float]:
+        """Mean length for each prompt: of its item's responses in the last epoch that had it, otherwise of all
+        responses.
+
+        If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
+        """
+        mean = self._tokens / self._responses if self._responses else 1.0
+        return [self._mean_by_item.get(prompt.index, mean) for prompt in prompts]
+
+
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
     """Begins to generate the rollouts of a step."""
@@ -77,7 +104,7 @@ class StepRollouts:
     task: Task
     scorer: Scorer
     roles: Roles
-    lengths: ResponseLengths
+    _lengths: ResponseLengths = field(default_factory=ResponseLengths, init=False)
 
     def begin(
         self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None] = lambda _group: None
@@ -91,6 +118,14 @@ class StepRollouts:
         left."""
         return BegunRollouts(step, self.roles.engines_ended, *self._begin_lots(step, left_before))
 
+    def observe(self, batch: RolloutBatch) -> None:
+        """Remember the lengths of the responses, for the order in which engines take prompts."""
+        algorithm = self.algorithm
+        if algorithm.partial_rollout_prompts or algorithm.dynamic_sampling:
+            return  # the prompts of a step are those that its engines completed first, or those with different rewards
+        items = self.task.items_of_step(batch.step, algorithm.prompts_per_step)
+        self._lengths.observe(items, [len(response) for response in batch.response_ids], algorithm.group_size)
+
     def _begin_groups(
         self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None]
     ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
@@ -100,7 +135,7 @@ class StepRollouts:
         seeds = [self._seed(position) for position in positions]
         group_size = self.algorithm.group_size
         scoring = self.scorer.begin(prompts, group_size)
-        queue = WorkQueue(self.lengths.expected(prompts), self.roles.settings.rollout.max_num_seqs, group_size)
+        queue = WorkQueue(self._lengths.expected(prompts), self.roles.settings.rollout.max_num_seqs, group_size)
 
         def work(places: Sequence[int]) -> WholeGroups:
             token_ids = [prompts[place].token_ids for place in places]
@@ -191,30 +226,3 @@ def sampling_seed(seed: int, step: int, position: int) -> int:
     """The engine's seed for the prompt at `position` of `step`. Deterministic, so that a step can be repeated."""
     digest = hashlib.sha256(f"{seed}/{step}/{position}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
-
-
-@dataclass(slots=True)
-class ResponseLengths:
-    """Response lengths by item of the task, in tokens."""
-
-    _mean_by_item: dict[int, float] = field(default_factory=dict, init=False)
-    """Mean of the last group of each item."""
-    _tokens: int = field(default=0, init=False)
-    _responses: int = field(default=0, init=False)
-
-    def observe(self, items: Iterable[int], lengths: Sequence[int], group_size: int) -> None:
-        """Learn the lengths of the responses of a step, group after group. `items`: indices in the task."""
-        for place, item in enumerate(items):
-            group = lengths[place * group_size : (place + 1) * group_size]
-            self._mean_by_item[item] = sum(group) / len(group)
-        self._tokens += sum(lengths)
-        self._responses += len(lengths)
-
-    def expected(self, prompts: Iterable[Prompt]) -> list[float]:
-        """Mean length for each prompt: of its item's responses in the last epoch that had it, otherwise of all
-        responses.
-
-        If nothing is known, all are equal. The estimate affects only the order of prompts, never the responses.
-        """
-        mean = self._tokens / self._responses if self._responses else 1.0
-        return [self._mean_by_item.get(prompt.index, mean) for prompt in prompts]
