@@ -8,7 +8,6 @@ as one `.npz` file. Completion `i` answers prompt `i // group_size`. All per-tok
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rljob_client.run_directory.durable_files import write_atomically
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -184,7 +185,10 @@ class RolloutBatch:
         )
 
     def save(self, path: Path) -> None:
-        """Write the batch as one `.npz` file, atomically: a file at `path` is always complete."""
+        """Write the batch durably as one `.npz` file, atomically: a file at `path` is always complete.
+
+        Raises `OutputUnavailable` if it cannot be written, and then leaves no file.
+        """
         buffer = io.BytesIO()
         np.savez(
             buffer,
@@ -210,12 +214,7 @@ class RolloutBatch:
             token_versions=_flat(self.token_versions, np.int32),
             **_saved_groups(self.left),
         )
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_atomically(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> RolloutBatch:

@@ -8,12 +8,11 @@ import zlib
 from pathlib import Path
 
 from rljob_client.errors import OutputUnavailable
-from rljob_client.run_directory.durable_files import sync_directory, writing
+from rljob_client.run_directory.durable_files import writing
 from rljob_trainer.rollout_batch import RolloutBatch
 
 _DAMAGE = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 _FILE_NAME = re.compile(r"step-(?P<step>\d+)\.npz(\.partial)?")
-_NPZ_OVERHEAD_BYTES = 4096
 
 
 class RolloutJournal:
@@ -26,14 +25,7 @@ class RolloutJournal:
 
     def save(self, batch: RolloutBatch) -> None:
         """Write the batch durably. Raises `OutputUnavailable` if the disk is full, and then leaves no file."""
-        path = self._path(batch.step)
-        with writing(path, _size_bytes(batch)):
-            try:
-                batch.save(path)
-            except OSError:
-                path.with_name(path.name + ".partial").unlink(missing_ok=True)
-                raise
-            sync_directory(self.directory)
+        batch.save(self._path(batch.step))
 
     def find(self, step: int) -> RolloutBatch | None:
         """The rollouts of the step; None if there are none, or if their file is damaged."""
@@ -66,13 +58,6 @@ class RolloutJournal:
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:06d}.npz"
-
-
-def _size_bytes(batch: RolloutBatch) -> int:
-    arrays = (*batch.prompt_ids, *batch.response_ids, *batch.rollout_logprobs, *batch.token_versions)
-    per_completion = (batch.finished, batch.rewards, batch.advantages, batch.kept, *batch.reward_parts.values())
-    left_tokens = sum(len(response.token_ids) for group in batch.left for response in group.responses)
-    return sum(array.nbytes for array in (*arrays, *per_completion)) + 12 * left_tokens + _NPZ_OVERHEAD_BYTES
 
 
 def _not_replayable(path: Path, step: int, found: str) -> OutputUnavailable:
