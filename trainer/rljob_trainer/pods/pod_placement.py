@@ -53,7 +53,8 @@ class PodPlacement:
         self._watch_ended = threading.Event()
         self._agents = WorkerAgents(environment.workers)
         self._connected = False
-        self._first_processes: dict[str, str] = {}
+        self._first_processes: dict[int, str] = {}
+        """Name of the first process of each worker."""
         self._kills = 0
         self._kills_of_workers: dict[int, int] = {}
         self.workers_answer = True
@@ -94,13 +95,12 @@ class PodPlacement:
         self._connect()
         names = self._environment.worker_pod_names(spec)
         places = workers_of_processes(spec)
-        self._first_processes = {ray_node.worker_resource(places[name]): name for name in reversed(places)}
+        self._first_processes = {places[name]: name for name in reversed(places)}
         display.phase(f"waiting for {len(names)} worker{'s' if len(names) > 1 else ''} to join")
         _wait_for_workers(names, self._environment.join_timeout_seconds, display.note, stop)
         hosts = role_hosts(spec, self._agents.call(worker_facts, _FACTS_SECONDS), names)
-        first_of_worker = {places[name]: name for name in reversed(places)}
         self._watch_ended.clear()
-        self._watch = threading.Thread(target=self._watch_memory, args=(first_of_worker,), name="memory", daemon=True)
+        self._watch = threading.Thread(target=self._watch_memory, name="memory", daemon=True)
         self._watch.start()
         if hosts.device == "cpu" and spec.policy.gpus_per_replica > 0:
             display.warning("the trainer image supports only CPUs: training on the CPU, although the job requests GPUs")
@@ -145,19 +145,20 @@ class PodPlacement:
         self._kills_of_workers |= kills
         return self._kills
 
-    def _watch_memory(self, first_of_worker: Mapping[int, str]) -> None:
+    def _watch_memory(self) -> None:
         """Look at the host memory of all containers until the attempt ends. A worker that does not answer is left
         out."""
         while not self._watch_ended.wait(LOOK_EVERY_SECONDS):
             samples: dict[str | None, MemorySample] = {None: host_memory()}
             with suppress(Exception):  # Ray is about to end
                 for worker, sample in self._agents.answers(host_memory, _LOOK_SECONDS).items():
-                    samples[first_of_worker[worker]] = sample
+                    samples[self._first_processes[worker]] = sample
             self._on_host_memory(samples)
 
     def _first_process_on(self, node: dict[str, Any]) -> str | None:
         """None for the controller's own node."""
-        return next((name for resource, name in self._first_processes.items() if resource in node["Resources"]), None)
+        resources, workers = node["Resources"], self._first_processes
+        return next((name for worker, name in workers.items() if ray_node.worker_resource(worker) in resources), None)
 
     def _connect(self) -> None:
         ray_node.require_started(self._starting.wait(), self._log)
