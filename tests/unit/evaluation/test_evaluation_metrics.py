@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.runtime.evaluation_metrics import evaluation_metrics, pass_at
+from rljob_trainer.runtime.evaluation import evaluation_metrics, pass_at
 
 
 def response(tokens: int, *, finished: bool = True) -> Completion:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
 from rljob_api.algorithm import AlgorithmSpec
 from rljob_api.evaluation import EvaluationScore, EvaluationSpec
 from rljob_client.run_directory.records import EvaluationRecord, LedgerRecord, evaluation_records
@@ -14,7 +16,6 @@ from rljob_trainer.roles.generation import WorkQueue
 from rljob_trainer.roles.roles import Roles
 from rljob_trainer.rollout.lots import Sampling, WholeGroups
 from rljob_trainer.rollout_batch import Completion
-from rljob_trainer.runtime.evaluation_metrics import evaluation_metrics
 from rljob_trainer.runtime.step_rollouts import GeneratedRollouts, sampling_seed
 from rljob_trainer.tasks.scoring import Scorer
 from rljob_trainer.tasks.step_rewards import OnRewardError, StepRewards, step_rewards
@@ -115,3 +116,33 @@ def best_score(records: Sequence[LedgerRecord], metric: str) -> EvaluationScore 
     found = [record for record in evaluation_records(records) if metric in record.metrics]
     best = max(found, key=lambda record: record.metrics[metric], default=None)
     return None if best is None else EvaluationScore(step=best.step, metric=metric, score=best.metrics[metric])
+
+
+def pass_at(k: int, successes: int, samples: int) -> float:
+    """Probability that at least one of `k` responses succeeds, estimated without bias from `samples` of them, at least
+    `k`: 1 - C(samples - successes, k) / C(samples, k).
+
+    M. Chen et al.: "Evaluating Large Language Models Trained on Code" (2021), equation 1.
+    """
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def evaluation_metrics(
+    rewards: Sequence[float], completions: Sequence[Completion], samples: int, success_reward: float
+) -> dict[str, float]:
+    """Metrics by name. `rewards`, `completions`: `samples` for each prompt, prompt after prompt.
+
+    avg@k is the share of successes among all responses; pass@j is given for powers of two up to k, and for k.
+    """
+    successes = [sum(group >= success_reward) for group in np.asarray(rewards).reshape(-1, samples)]
+    lengths = [len(completion.token_ids) for completion in completions]
+    attempts = sorted({1 << power for power in range(samples.bit_length())} | {samples})
+    return {
+        "reward_mean": float(np.mean(rewards)),
+        "reward_std": float(np.std(rewards)),
+        f"avg@{samples}": float(np.mean(successes)) / samples,
+        **{f"pass@{k}": float(np.mean([pass_at(k, int(found), samples) for found in successes])) for k in attempts},
+        "response_mean_tokens": float(np.mean(lengths)),
+        "response_max_tokens": max(lengths),
+        "clipped_ratio": float(np.mean([not completion.finished for completion in completions])),
+    }
