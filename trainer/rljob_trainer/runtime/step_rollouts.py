@@ -110,26 +110,7 @@ class StepRollouts:
         self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None] = lambda _group: None
     ) -> BegunRollouts:
         """Generate for the prompts at `positions` of the sequence of all prompts. `on_group`: called with each group as
-        soon as it is complete."""
-        return BegunRollouts(step, self.roles.engines_ended, *self._begin_groups(step, positions, on_group))
-
-    def begin_partial(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
-        """Generate until the step's quota of groups is complete. `left_before`: groups that the step before has
-        left."""
-        return BegunRollouts(step, self.roles.engines_ended, *self._begin_lots(step, left_before))
-
-    def observe(self, batch: RolloutBatch) -> None:
-        """Remember the lengths of the responses, for the order in which engines take prompts."""
-        algorithm = self.algorithm
-        if algorithm.partial_rollout_prompts or algorithm.dynamic_sampling:
-            return  # the prompts of a step are those that its engines completed first, or those with different rewards
-        items = self.task.items_of_step(batch.step, algorithm.prompts_per_step)
-        self._lengths.observe(items, [len(response) for response in batch.response_ids], algorithm.group_size)
-
-    def _begin_groups(
-        self, step: int, positions: Sequence[int], on_group: Callable[[CompleteGroup], None]
-    ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
-        """Each group is scored as soon as it is complete."""
+        soon as it is complete, when its scoring begins."""
         by_position = self._prompts(positions)
         prompts = [by_position[position] for position in positions]
         seeds = [self._seed(position) for position in positions]
@@ -153,12 +134,13 @@ class StepRollouts:
             completions = [completion for group in groups for completion in group]
             return GeneratedRollouts(prompts, completions, scoring, memory)
 
-        return generation, finish
+        return BegunRollouts(step, self.roles.engines_ended, generation, finish)
 
-    def _begin_lots(
-        self, step: int, left_before: Sequence[PartialGroup]
-    ) -> tuple[Served, Callable[[], GeneratedRollouts]]:
-        """The groups of one engine are scored while others still generate, or the policy learns."""
+    def begin_partial(self, step: int, left_before: Sequence[PartialGroup]) -> BegunRollouts:
+        """Generate until the step's quota of groups is complete. `left_before`: groups that the step before has left.
+
+        The groups of one engine are scored while others still generate, or the policy learns.
+        """
         group_size, quota = self.algorithm.group_size, self.algorithm.prompts_per_step
         new = [
             unstarted(position, group_size)
@@ -197,7 +179,15 @@ class StepRollouts:
             left = in_order(group for result in results for group in result.left)
             return GeneratedRollouts(prompts_of_step, completions, ChosenRewards(scoring, indices), memory, left)
 
-        return generation, finish
+        return BegunRollouts(step, self.roles.engines_ended, generation, finish)
+
+    def observe(self, batch: RolloutBatch) -> None:
+        """Remember the lengths of the responses, for the order in which engines take prompts."""
+        algorithm = self.algorithm
+        if algorithm.partial_rollout_prompts or algorithm.dynamic_sampling:
+            return  # the prompts of a step are those that its engines completed first, or those with different rewards
+        items = self.task.items_of_step(batch.step, algorithm.prompts_per_step)
+        self._lengths.observe(items, [len(response) for response in batch.response_ids], algorithm.group_size)
 
     def _prompts(self, positions: Sequence[int]) -> dict[int, Prompt]:
         """The prompts by position."""
