@@ -66,10 +66,10 @@ class Checkpointing:
     def advance(self, committed: int) -> None:
         """Advance the checkpoint in progress after step `committed`, and start one if it is due."""
         due = committed > 0 and committed % self.every_steps == 0 and self.store.newest_step() != committed
-        if self._writing is not None and self._naming is None and (due or self.roles.checkpoint_written()):
-            self._begin_naming(self._writing)
-        if self._naming is not None and (due or self._naming.done()):
-            self._end_naming(self._naming)
+        if self.writing and (due or self.roles.checkpoint_written()):
+            self._begin_naming()
+        if due or (self._naming is not None and self._naming.done()):
+            self._end_naming()
         if due:
             self._begin_writing(committed)
 
@@ -83,41 +83,43 @@ class Checkpointing:
     def keep_if_written(self) -> None:
         """Keep the checkpoint in progress if it is written, otherwise drop it. Call it when the ranks form a new
         group."""
-        if self._writing is not None and self._naming is None:
-            with suppress(RunError):
-                if self.roles.checkpoint_written():
-                    self._begin_naming(self._writing)
+        with suppress(RunError):
+            if self.writing and self.roles.checkpoint_written():
+                self._begin_naming()
         self.abandon()
 
     def abandon(self) -> None:
         """Drop a checkpoint whose writing failed or whose writers have exited. A complete one is still named."""
-        if self._naming is not None:
-            self._end_naming(self._naming)
+        self._end_naming()
         self._writing = None
 
     def settle(self) -> None:
         """Wait until the checkpoint in progress is durable."""
-        if self._writing is not None and self._naming is None:
-            self._begin_naming(self._writing)
-        if self._naming is not None:
-            self._end_naming(self._naming)
+        if self.writing:
+            self._begin_naming()
+        self._end_naming()
 
     def _begin_writing(self, step: int) -> None:
         self.on_begin(step)
         self.roles.start_checkpoint(self.store.begin(step))
         self._writing = step
 
-    def _begin_naming(self, step: int) -> None:
+    def _begin_naming(self) -> None:
+        """Wait until the files are written, and begin to give the checkpoint its final name."""
+        assert self._writing is not None
         digests = self.roles.finish_checkpoint()
-        self._naming = self._background.submit(self.store.commit, step, digests=digests)
+        self._naming = self._background.submit(self.store.commit, self._writing, digests=digests)
 
     def _load(self, path: Path, step: int) -> str | None:
         """Load a checkpoint, or describe its damage. The ranks check their files while they load them."""
         damage = find_damage(path, step, reads=lambda name: writer_of(name) is None)
         return damage or self.roles.load_checkpoint(path, step)
 
-    def _end_naming(self, naming: Future[Path]) -> None:
-        naming.result()
+    def _end_naming(self) -> None:
+        """Wait for the final name, if the checkpoint is getting it."""
+        if self._naming is None:
+            return
+        self._naming.result()
         self._writing = self._naming = None
         # Older checkpoints are kept in case a newer one is corrupt, and so are the steps after the oldest.
         if self.store.count() >= self.store.keep:
