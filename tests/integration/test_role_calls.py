@@ -90,7 +90,10 @@ def test_a_lost_actor_explains_the_earlier_errors_of_its_peers(
     assert lost.value.actor == "policy-1"
 
 
-def test_a_failure_does_not_wait_for_peers_that_never_return(ranks: dict[str, Any]) -> None:
+def test_a_failure_does_not_wait_for_peers_that_never_return(
+    ranks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.roles.calls._LOST_PEER_SECONDS", 1.0)
     calls = update(ranks, "wait_for_peers", 600.0)
     with pytest.raises(RunError, match="policy-0 failed while updating: RuntimeError: Connection reset") as failed:
         wait_for(calls, "updating")
