@@ -49,8 +49,8 @@ TRACKERS: dict[str, TrackerKind] = {
     ),
     "mlflow": TrackerKind(
         "MLflow",
-        "`mlflow.db` of the output directory, if neither `tracking_uri` nor `MLFLOW_TRACKING_URI` names a server, and "
-        "the package `mlflow` is installed whole: `mlflow-skinny` needs a server",
+        "`mlflow.db` and `mlartifacts/` of the output directory, if neither `tracking_uri` nor `MLFLOW_TRACKING_URI` "
+        "names a server, and the package `mlflow` is installed whole: `mlflow-skinny` needs a server",
         package="mlflow",
         function="mlflow:start_run",
         further_args=("tracking_uri",),

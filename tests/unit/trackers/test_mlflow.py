@@ -34,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stdout=log,
         stderr=log,
         cwd=directory,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # saves it seven processes
         start_new_session=True,
     )
     address = f"http://127.0.0.1:{port}"
@@ -109,10 +110,17 @@ def test_without_an_address_the_runs_are_in_the_output_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with attempt(tmp_path, name="mlflow") as run:
+    output, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    output.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with attempt(output, name="mlflow") as run:
         run.commit(1, 0.1)
-    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert history(store, tmp_path, "reward/mean") == [(1, 0.1)]
+        run.listener.samples([sample(1)])
+    store = f"sqlite:///{output / 'mlflow.db'}"
+    assert history(store, output, "reward/mean") == [(1, 0.1)]
+    assert [path.name for path in (output / "mlartifacts").rglob("*.json")] == ["train-000001.json"]
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_a_server_that_never_answers_neither_stops_nor_delays_the_run(

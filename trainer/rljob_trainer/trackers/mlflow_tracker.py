@@ -32,10 +32,14 @@ class MlflowTracker(Tracker):
 
         args = dict(run.spec.args)
         uri = args.pop("tracking_uri", None) or os.environ.get("MLFLOW_TRACKING_URI")
-        mlflow.set_tracking_uri(uri or f"sqlite:///{run.directory.absolute() / 'mlflow.db'}")
-        mlflow.set_experiment(run.project)
+        directory = run.directory.absolute()
+        mlflow.set_tracking_uri(uri or f"sqlite:///{directory / 'mlflow.db'}")
         self._mlflow, self._metric = mlflow, Metric
         self._client = mlflow.MlflowClient()
+        if uri is None and self._client.get_experiment_by_name(run.project) is None:
+            # Without a location, tables of samples would be in the working directory.
+            self._client.create_experiment(run.project, artifact_location=(directory / "mlartifacts").as_uri())
+        mlflow.set_experiment(run.project)
         is_resumed = run.run_id is not None and self._exists(run.run_id)
         args = {"run_id": run.run_id} if is_resumed else {"run_name": run.name, **args}
         self.run_id = mlflow.start_run(**args).info.run_id
