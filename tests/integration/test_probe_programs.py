@@ -170,7 +170,9 @@ def test_an_engine_whose_own_process_lacks_memory_to_start_is_reported(tmp_path:
     assert program.message is not None
     assert program.message.evidence is not None
     assert "No available memory for the cache blocks" in program.message.message
-    assert "in run_engine_core" in program.message.evidence.message
+    failure = program.message.evidence.failure
+    assert failure is not None
+    assert any(frame.endswith(" in run_engine_core") for frame in failure.stack), failure.stack
     assert diagnose(read_evidence(program.log))[0].failure_class is FailureClass.KV_CACHE_OVERSIZED
 
 
