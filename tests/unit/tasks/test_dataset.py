@@ -201,8 +201,9 @@ def test_reading_rows_imports_no_torch(tmp_path: Path) -> None:
 # --- the hub ---
 
 READ = """
-import sys
+import sys, time
 from pathlib import Path
+time.sleep = lambda _seconds: None  # between the retries of huggingface_hub: 23 s
 from rljob_api.task_args import DatasetArgs
 from rljob_client.errors import RunError
 from rljob_trainer.tasks.dataset import DatasetItems
