@@ -6,22 +6,46 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT
 from rljob_trainer.rollout.config import engine_environment
 
 _IMPORT = """
-import json, sys
+import itertools, json, sys
 import torch
 from rljob_trainer.roles.warm import server
 torch.cuda.is_available = None  # the answer would initialize CUDA
-server._import([*server._SHARED, *server.MODULES["rollout"]], "cuda")
+server._import([*server._SHARED, *itertools.chain(*server.MODULES["rollout"])], [9, 0])
 known = ["vllm", *server.IMPORTED_IN_FORKS]
 print(json.dumps([server.obstacle_to_forks(), [name for name in known if name in sys.modules]]))
 """
 
+# The vLLM of these tests is built for CPUs. It has no modules for GPUs, but the same questions to NVML.
+_ASK = """
+import json
+import torch
+from rljob_trainer.roles.warm.gpu_answers import gpus_answered
+with gpus_answered([9, 0]):
+    import vllm.platforms
+    from vllm.third_party import pynvml
+    vllm.platforms.cuda_platform_plugin()
+    pynvml.nvmlInit()
+    gpus = pynvml.nvmlDeviceGetCount()
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    loaded = pynvml.nvmlLib is not None
+print(json.dumps([gpus, capability, loaded, pynvml.nvmlInit.__module__ == pynvml.__name__]))
+"""
 
-def test_an_engines_imports_for_gpus_leave_vllm_and_threads_to_the_fork() -> None:
+
+def printed(program: str) -> Any:
     variables = {**os.environ, **engine_environment("cuda"), **SERVER_ENVIRONMENT}
-    printed = subprocess.run([sys.executable, "-c", _IMPORT], env=variables, check=True, stdout=subprocess.PIPE).stdout
-    assert json.loads(printed) == [None, []]
+    return json.loads(subprocess.run([sys.executable, "-c", program], env=variables, check=True, stdout=-1).stdout)
+
+
+def test_modules_before_vllm_leave_it_and_threads_to_the_fork() -> None:
+    assert printed(_IMPORT) == [None, []]
+
+
+def test_vllm_asks_for_gpus_without_loading_nvml() -> None:
+    assert printed(_ASK) == [1, [9, 0], False, True]

@@ -21,7 +21,6 @@ import torch
 from rljob_api.status import Role
 from rljob_testing.patience import PATIENCE_SECONDS, Deadline
 from rljob_testing.runs import steady_environment
-from rljob_trainer.hardware import Device
 from rljob_trainer.roles.warm import server, setup_worker, start
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT, differences
 from rljob_trainer.rollout.config import engine_environment
@@ -30,7 +29,8 @@ from rljob_trainer.rollout.config import engine_environment
 _SERVE = """
 import json, sys
 from rljob_trainer.roles.warm import server
-server._SHARED, server.MODULES, server.VLLM = ["json"], {"policy": ["json"], "rollout": ["threaded"]}, []
+server._SHARED, server.MODULES = ["json"], {"policy": [["json"]], "rollout": []}
+server.VLLM = {"cpu": ["threaded"]}
 server._apply = lambda environment: None
 server.main(*map(json.loads, sys.argv[1:]))
 """
@@ -166,10 +166,11 @@ def test_roles_share_imports_and_keep_their_own(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("roles", [["rollout"], ["rollout", "policy"], ["policy", "rollout"]])
-def test_a_module_that_starts_a_thread_is_left_to_the_forks(
+def test_a_module_that_fails_or_starts_a_thread_is_left_to_the_forks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roles: list[Role]
 ) -> None:
-    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('["threaded"]', '["first", "threaded", "last"]'))
+    groups = '"rollout": [["first"], ["threaded"], ["absent"]]'
+    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('"rollout": []', groups).replace('["threaded"]}', '["last"]}'))
     for name, text in {"first": "", "threaded": _THREADED, "last": ""}.items():
         (tmp_path / f"{name}.py").write_text(text)
     servers = start.WarmStart(roles, "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})
@@ -179,8 +180,9 @@ def test_a_module_that_starts_a_thread_is_left_to_the_forks(
         "import json, sys; print(json.dumps([name for name in ('first', 'threaded', 'last') if name in sys.modules]))"
     )
     assert report(worker(servers.directory, tmp_path, names, **given, **of_engine)) == ["first", "last"]
-    expected = "rollout processes import threaded themselves: its import has started the thread python"
-    assert expected in (servers.directory / "servers.log").read_text()
+    log = (servers.directory / "servers.log").read_text()
+    assert "rollout processes import threaded themselves: its import has started the thread python" in log
+    assert "rollout processes import absent themselves: ModuleNotFoundError: No module named 'absent'" in log
     if "policy" in roles:
         process = worker(servers.directory, tmp_path, _REPORT, **given)
         assert report(process)["pid"] != process.pid
@@ -227,16 +229,17 @@ def test_only_variables_that_imports_ignore_may_differ() -> None:
     assert differences(own | {"LD_PRELOAD": "x.so"}, own) == ["LD_PRELOAD"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("capability", [None, (9, 0)])
 def test_a_module_that_asks_for_gpus_does_not_initialize_cuda(
-    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / f"asking_{device}.py").write_text("import torch\nanswer = torch.cuda.is_available()\n")
+    name = f"asking_with_{capability and 'gpus'}"
+    (tmp_path / f"{name}.py").write_text("import torch\nanswer = torch.cuda.is_available()\n")
     monkeypatch.syspath_prepend(tmp_path)
     asked = Mock(side_effect=AssertionError("CUDA would be initialized"))
     monkeypatch.setattr(torch.cuda, "is_available", asked)
     loaded = {name: sys.modules[name] for name in server.IMPORTED_IN_FORKS if name in sys.modules}
-    server._import([f"asking_{device}"], device)
+    server._import([name], capability)
     sys.modules.update(loaded)
-    assert sys.modules[f"asking_{device}"].answer is (device == "cuda")
+    assert sys.modules[name].answer is (capability is not None)
     assert torch.cuda.is_available is asked

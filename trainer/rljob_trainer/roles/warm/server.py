@@ -2,7 +2,7 @@
 
 The first role's server imports what the roles share, and forks those of the others, so that torch is imported once. A
 forked process can use neither the threads nor the CUDA context of its parent. Modules whose import creates one of them
-depend on versions and drivers: the imports are done in a fork, which another one without such a module replaces.
+depend on versions and drivers: a group is imported in a fork, which replaces its parent if it can be forked itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,27 +28,35 @@ from rljob_api.status import Role
 from rljob_api.tracking import TRACKERS
 from rljob_trainer.hardware import Device
 from rljob_trainer.roles.actor import long_imports
+from rljob_trainer.roles.warm.gpu_answers import gpus_answered
 from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE, FORKED, LENGTH_BYTES, READY
 
-MODULES: Mapping[Role, Sequence[str]] = {
+MODULES: Mapping[Role, Sequence[Sequence[str]]] = {
     "policy": (
-        "rljob_trainer.roles.policy_actor",
-        "transformers.models.auto.auto_factory",
-        "transformers.models.llama.modeling_llama",
+        (
+            "rljob_trainer.roles.policy_actor",
+            "transformers.models.auto.auto_factory",
+            "transformers.models.llama.modeling_llama",
+        ),
     ),
     "rollout": (
-        "rljob_trainer.roles.rollout_actor",
-        "torch._inductor.lowering",
-        "transformers.models.auto.image_processing_auto",
-        "openai.types.responses",
-        "fastapi",
+        (
+            "rljob_trainer.roles.rollout_actor",
+            "transformers.models.auto.image_processing_auto",
+            "openai.types.responses",
+            "fastapi",
+        ),
+        ("torch._inductor.lowering",),
     ),
 }
-"""Modules to import by role, with those that they import: for every model, most of what its own module imports, and
-four fifths of what vLLM imports."""
+"""Groups of modules to import by role, with those that they import: for every model, most of what its own module
+imports, and four fifths of what vLLM imports. A fork can do without a group."""
 
-VLLM = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama")
-"""Modules for an engine on the CPU. With GPUs, vLLM asks NVML for them while it is imported, which leaves a thread."""
+VLLM: Mapping[Device, Sequence[str]] = {
+    "cpu": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),
+    "cuda": ("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),
+}
+"""The last group of an engine."""
 
 _SHARED = ("torch",)
 """Modules of all roles. They must not read the variables in which roles differ, as torch._dynamo and Hugging Face's
@@ -85,7 +93,7 @@ _REQUEST_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _CUDA_NOT_INITIALIZED = 3
 _OBSTACLE = 100
-"""Exit code of a fork whose first module is not to be imported; that of the second is one more."""
+"""Exit code of a fork whose modules are not to be imported."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -102,11 +110,17 @@ class Request:
     """Process id of `setup_worker.py`."""
 
 
-def main(roles: Mapping[Role, int], variables: Mapping[Role, Mapping[str, str]], device: Device, parent: int) -> None:
+def main(
+    roles: Mapping[Role, int],
+    variables: Mapping[Role, Mapping[str, str]],
+    capability: Sequence[int] | None,
+    parent: int,
+) -> None:
     """Serve each role in a process of its own until the process `parent` ends. In a fork, run the worker.
 
     `roles`: descriptor of each role's socket, at which clients wait during the imports. `variables`: those of the
-    environment that only the role's processes have.
+    environment that only the role's processes have. `capability`: CUDA compute capability of the GPUs; None: the roles
+    use the CPU.
     """
     _end_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -116,12 +130,13 @@ def main(roles: Mapping[Role, int], variables: Mapping[Role, Mapping[str, str]],
     before = dict(os.environ)
     role, *others = listeners
     if others:
-        _import(_SHARED, device)
+        _import(_SHARED, capability)
         role = _forked_role(role, others)
     os.environ.update(variables[role])
     for other in listeners.keys() - {role}:
         listeners.pop(other).close()
-    _continue_with([*MODULES[role], *(VLLM if role == "rollout" and device == "cpu" else ())], role, device)
+    of_engine = [VLLM["cpu" if capability is None else "cuda"]] if role == "rollout" else []
+    _continue_with([*MODULES[role], *of_engine], role, capability)
     before |= variables[role]
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _run(serve(listeners[role], before, changed))
@@ -139,46 +154,36 @@ def _forked_role(role: Role, others: Sequence[Role]) -> Role:
     return role
 
 
-def _continue_with(modules: Sequence[str], role: Role, device: Device) -> None:
-    """Return in a fork that has imported `modules`, except those after which it could not fork. This process ends with
-    it."""
-    server, left = os.getpid(), list(modules)
-    while True:
+def _continue_with(groups: Sequence[Sequence[str]], role: Role, capability: Sequence[int] | None) -> None:
+    """Import each group of modules in a fork of the process before. Returns in the last fork.
+
+    A fork that could not be forked itself ends, and its parent continues without the group. Otherwise, a parent ends
+    with its fork.
+    """
+    for modules in groups:
+        server = os.getpid()
         if (fork := os.fork()) == 0:
             _end_with(server)
-            for place, module in enumerate(left):
-                _import([module], device)
-                if obstacle := obstacle_to_forks():
-                    print(f"{role} processes import {module} themselves: {obstacle}", flush=True)
-                    os._exit(_OBSTACLE + place)
-            return
-        place = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) - _OBSTACLE
-        if not 0 <= place < len(left):
+            try:
+                _import(modules, capability)
+                obstacle = obstacle_to_forks()
+            except Exception as error:
+                obstacle = f"{type(error).__name__}: {error}"
+            if obstacle:
+                print(f"{role} processes import {' and '.join(modules)} themselves: {obstacle}", flush=True)
+                os._exit(_OBSTACLE)
+        elif os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) != _OBSTACLE:
             os._exit(1)
-        del left[place]
 
 
-def _import(modules: Sequence[str], device: Device) -> None:
+def _import(modules: Sequence[str], capability: Sequence[int] | None) -> None:
     """Import `modules`, without the libraries that only forks may import."""
     sys.modules.update(dict.fromkeys(IMPORTED_IN_FORKS))  # type: ignore[arg-type]
-    with long_imports(), _told_of_gpus(device):
+    with long_imports(), gpus_answered(capability):
         for module in modules:
             importlib.import_module(module)
     for module in IMPORTED_IN_FORKS:
         del sys.modules[module]
-
-
-@contextmanager
-def _told_of_gpus(device: Device) -> Iterator[None]:
-    """torch._inductor asks for GPUs while it is imported (torch 2.11), and the answer would initialize CUDA."""
-    if (torch := sys.modules.get("torch")) is None:
-        yield
-        return
-    asked, torch.cuda.is_available = torch.cuda.is_available, lambda: device == "cuda"
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = asked
 
 
 def obstacle_to_forks() -> str | None:

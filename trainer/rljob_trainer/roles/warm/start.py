@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rljob_api.status import Role
-from rljob_trainer.hardware import Device
+from rljob_trainer.hardware import Device, this_machine
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT
 from rljob_trainer.roles.warm.setup_worker import DIRECTORY_VARIABLE
 from rljob_trainer.rollout.config import engine_environment
@@ -36,8 +36,9 @@ class WarmStart:
             log = stack.enter_context((self.directory / "servers.log").open("ab"))
             sockets = {role: stack.enter_context(self._listening(role)).fileno() for role in roles}
             own = {role: engine_environment(device) if role == "rollout" else {} for role in roles}
+            capability = this_machine().gpu_capability if device == "cuda" else None
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, *map(json.dumps, (sockets, own, device, os.getpid()))],
+                [sys.executable, "-c", _SERVE, *map(json.dumps, (sockets, own, capability, os.getpid()))],
                 pass_fds=list(sockets.values()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
