@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from rljob_trainer.roles.warm.server import SERVER_ENVIRONMENT
 from rljob_trainer.rollout.config import engine_environment
 
@@ -16,7 +18,9 @@ import itertools, json, sys
 import torch
 from rljob_trainer.roles.warm import server
 torch.cuda.is_available = None  # the answer would initialize CUDA
-server._import([*server._SHARED, *itertools.chain(*server.MODULES["rollout"])], [9, 0])
+role = sys.argv[1]
+of_device = server.OF_DEVICE["policy"]["cuda"] if role == "policy" else []  # this vLLM is for CPUs
+server._import([*server._SHARED, *itertools.chain(*server.MODULES[role]), *of_device], [9, 0])
 known = ["vllm", *server.IMPORTED_IN_FORKS]
 print(json.dumps([server.obstacle_to_forks(), [name for name in known if name in sys.modules]]))
 """
@@ -38,13 +42,15 @@ print(json.dumps([gpus, capability, loaded, pynvml.nvmlInit.__module__ == pynvml
 """
 
 
-def printed(program: str) -> Any:
-    variables = {**os.environ, **engine_environment("cuda"), **SERVER_ENVIRONMENT}
-    return json.loads(subprocess.run([sys.executable, "-c", program], env=variables, check=True, stdout=-1).stdout)
+def printed(program: str, role: str = "rollout") -> Any:
+    variables = {**os.environ, **(engine_environment("cuda") if role == "rollout" else {}), **SERVER_ENVIRONMENT}
+    command = [sys.executable, "-c", program, role]
+    return json.loads(subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def test_modules_before_vllm_leave_it_and_threads_to_the_fork() -> None:
-    assert printed(_IMPORT) == [None, []]
+@pytest.mark.parametrize("role", ["policy", "rollout"])
+def test_modules_before_vllm_leave_it_and_threads_to_the_fork(role: str) -> None:
+    assert printed(_IMPORT, role) == [None, []]
 
 
 def test_vllm_asks_for_gpus_without_loading_nvml() -> None:

@@ -30,7 +30,7 @@ _SERVE = """
 import json, sys
 from rljob_trainer.roles.warm import server
 server._SHARED, server.MODULES = ["json"], {"policy": [["json"]], "rollout": []}
-server.VLLM = {"cpu": ["threaded"]}
+server.OF_DEVICE = {"policy": {"cpu": []}, "rollout": {"cpu": ["threaded"]}}
 server._apply = lambda environment: None
 server.main(*map(json.loads, sys.argv[1:]))
 """
@@ -170,7 +170,9 @@ def test_a_module_that_fails_or_starts_a_thread_is_left_to_the_forks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roles: list[Role]
 ) -> None:
     groups = '"rollout": [["first"], ["threaded"], ["absent"]]'
-    monkeypatch.setattr(start, "_SERVE", _SERVE.replace('"rollout": []', groups).replace('["threaded"]}', '["last"]}'))
+    monkeypatch.setattr(
+        start, "_SERVE", _SERVE.replace('"rollout": []', groups).replace('["threaded"]}}', '["last"]}}')
+    )
     for name, text in {"first": "", "threaded": _THREADED, "last": ""}.items():
         (tmp_path / f"{name}.py").write_text(text)
     servers = start.WarmStart(roles, "cpu", steady_environment() | {"PYTHONPATH": str(tmp_path)})

@@ -52,11 +52,14 @@ MODULES: Mapping[Role, Sequence[Sequence[str]]] = {
 """Groups of modules to import by role, with those that they import: for every model, most of what its own module
 imports, and four fifths of what vLLM imports. A fork can do without a group."""
 
-VLLM: Mapping[Device, Sequence[str]] = {
-    "cpu": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),
-    "cuda": ("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),
+OF_DEVICE: Mapping[Role, Mapping[Device, Sequence[str]]] = {
+    "policy": {"cpu": (), "cuda": ("torch._inductor.compile_fx",)},
+    "rollout": {
+        "cpu": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),
+        "cuda": ("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),
+    },
 }
-"""The last group of an engine."""
+"""The last group of a role: the compiler of a policy's layers, which only GPUs have, and vLLM."""
 
 _SHARED = ("torch",)
 """Modules of all roles. They must not read the variables in which roles differ, as torch._dynamo and Hugging Face's
@@ -135,8 +138,8 @@ def main(
     os.environ.update(variables[role])
     for other in listeners.keys() - {role}:
         listeners.pop(other).close()
-    of_engine = [VLLM["cpu" if capability is None else "cuda"]] if role == "rollout" else []
-    _continue_with([*MODULES[role], *of_engine], role, capability)
+    of_device = OF_DEVICE[role]["cpu" if capability is None else "cuda"]
+    _continue_with([*MODULES[role], *([of_device] if of_device else [])], role, capability)
     before |= variables[role]
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _run(serve(listeners[role], before, changed))
