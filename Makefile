@@ -52,7 +52,7 @@ test-all: setup check kubernetes ## Run every check and every test (some need ro
 	$(PYTEST) --long
 
 .PHONY: test-unit
-test-unit: setup ## Run the tests that start no cluster, no API server and no training (two minutes)
+test-unit: setup ## Run the tests that start no cluster, no API server and no training (six minutes)
 	$(PYTEST) tests/unit
 
 .PHONY: test-integration
