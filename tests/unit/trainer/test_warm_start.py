@@ -227,6 +227,7 @@ def test_other_runtime_environments_are_left_to_ray(monkeypatch: pytest.MonkeyPa
 def test_only_variables_that_imports_ignore_may_differ() -> None:
     own = {"HOME": "/root", "VLLM_LOGGING_LEVEL": "WARNING"}
     given = {"HOME": "/root", "RAY_JOB_ID": "1", "PYTORCH_CUDA_ALLOC_CONF": "x", "NCCL_NVLS_ENABLE": "0"}
+    given |= {"MLFLOW_RUN_ID": "1", "_MLFLOW_TELEMETRY_SESSION_ID": "2"}  # a controller that has imported mlflow
     assert differences(given, own) == ["VLLM_LOGGING_LEVEL"]
     assert differences(own | {"LD_PRELOAD": "x.so"}, own) == ["LD_PRELOAD"]
 

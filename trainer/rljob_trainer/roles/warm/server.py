@@ -89,7 +89,8 @@ _PROCESS_VARIABLES = {
     *(DIRECTORY_VARIABLE, "GLOO_SOCKET_IFNAME", "RLJOB_NAME", "PYTHONBREAKPOINT"),
     *("COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
-_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *(f"{name.upper()}_" for name in TRACKERS))
+_OF_TRACKERS = [f"{start}{name.upper()}_" for name in TRACKERS for start in ("", "_")]
+_PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *_OF_TRACKERS)
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
 _REQUEST_SECONDS = 10.0
