@@ -135,7 +135,7 @@ bench-soak: demo-cluster ## Inject random faults into jobs beside a hostile tena
 
 .PHONY: clean
 clean: ## Remove the environment, the caches of the tools, and the runs
-	rm -rf .venv .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist runs site
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist runs site
 
 # --- how ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     def __new__(cls, value: int, meaning: str = "") -> Self:
         member = int.__new__(cls, value)
         member._value_ = value
+        assert meaning, "each member has one; a value alone names a member"
         member.meaning = meaning
         return member
 

@@ -36,6 +36,7 @@ class _Described(StrEnum):
     def __new__(cls, value: str, meaning: str = "") -> Self:
         member = str.__new__(cls, value)
         member._value_ = value
+        assert meaning, "each member has one; a value alone names a member"
         member.meaning = meaning
         return member
 

@@ -19,8 +19,8 @@ import torch
 from rljob_trainer.roles.warm import server
 torch.cuda.is_available = None  # the answer would initialize CUDA
 role = sys.argv[1]
-of_device = server.OF_DEVICE["policy"]["cuda"] if role == "policy" else []  # this vLLM is for CPUs
-server._import([*server._SHARED, *itertools.chain(*server.MODULES[role]), *of_device], [9, 0])
+of_device = server.OF_DEVICE["policy", "cuda"] if role == "policy" else []  # this vLLM is for CPUs
+server._import([*server._SHARED, *itertools.chain(*server.MODULES[role], *of_device)], [9, 0])
 known = ["vllm", *server.IMPORTED_IN_FORKS]
 print(json.dumps([server.obstacle_to_forks(), [name for name in known if name in sys.modules]]))
 """

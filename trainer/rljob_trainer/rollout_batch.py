@@ -214,7 +214,7 @@ class RolloutBatch:
             token_versions=_flat(self.token_versions, np.int32),
             **_saved_groups(self.left),
         )
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, buffer.getbuffer())
 
     @classmethod
     def load(cls, path: Path) -> RolloutBatch:

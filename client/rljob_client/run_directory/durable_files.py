@@ -26,7 +26,7 @@ def writing(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
         raise OutputUnavailable(_explain(error, path, needed_bytes)) from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write `path` so that it has either its old content or all of `data`, even after a crash.
 
     Raises `OutputUnavailable` if it cannot be written; the old content then remains.

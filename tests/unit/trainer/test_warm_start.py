@@ -30,7 +30,7 @@ _SERVE = """
 import json, sys
 from rljob_trainer.roles.warm import server
 server._SHARED, server.MODULES = ["json"], {"policy": [["json"]], "rollout": []}
-server.OF_DEVICE = {"policy": {"cpu": []}, "rollout": {"cpu": ["threaded"]}}
+server.OF_DEVICE = {("policy", "cpu"): [], ("rollout", "cpu"): [["threaded"]]}
 server._apply = lambda environment: None
 server.main(*map(json.loads, sys.argv[1:]))
 """
@@ -171,7 +171,7 @@ def test_a_module_that_fails_or_starts_a_thread_is_left_to_the_forks(
 ) -> None:
     groups = '"rollout": [["first"], ["threaded"], ["absent"]]'
     monkeypatch.setattr(
-        start, "_SERVE", _SERVE.replace('"rollout": []', groups).replace('["threaded"]}}', '["last"]}}')
+        start, "_SERVE", _SERVE.replace('"rollout": []', groups).replace('[["threaded"]]}', '[["last"]]}')
     )
     for name, text in {"first": "", "threaded": _THREADED, "last": ""}.items():
         (tmp_path / f"{name}.py").write_text(text)

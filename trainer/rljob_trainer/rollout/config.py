@@ -32,7 +32,7 @@ class RolloutConfig:
     """Size of the KV cache in each process. It is fixed, so it is the same in every attempt."""
 
     algorithm: AlgorithmSpec
-    """The part of it that concerns generation."""
+    """Sampling, the length of responses and the seed."""
 
     sleep_level: Literal[0, 1, 2] = 0
     """GPU memory that vLLM frees while it sleeps. 1: moves the weights to host memory; 2: drops them; 0: the engine

@@ -52,14 +52,13 @@ MODULES: Mapping[Role, Sequence[Sequence[str]]] = {
 """Groups of modules to import by role, with those that they import: for every model, most of what its own module
 imports, and four fifths of what vLLM imports. A fork can do without a group."""
 
-OF_DEVICE: Mapping[Role, Mapping[Device, Sequence[str]]] = {
-    "policy": {"cpu": (), "cuda": ("torch._inductor.compile_fx",)},
-    "rollout": {
-        "cpu": ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),
-        "cuda": ("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),
-    },
+OF_DEVICE: Mapping[tuple[Role, Device], Sequence[Sequence[str]]] = {
+    ("policy", "cpu"): (),
+    ("policy", "cuda"): (("torch._inductor.compile_fx",),),
+    ("rollout", "cpu"): (("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),),
+    ("rollout", "cuda"): (("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),),
 }
-"""The last group of a role: the compiler of a policy's layers, which only GPUs have, and vLLM."""
+"""Further groups: vLLM, and the compiler of a policy's layers, which are compiled on GPUs alone."""
 
 _SHARED = ("torch",)
 """Modules of all roles. They must not read the variables in which roles differ, as torch._dynamo and Hugging Face's
@@ -90,6 +89,7 @@ _PROCESS_VARIABLES = {
     *("COLUMNS", "PWD", "OLDPWD", "SHLVL", "_"),
 }
 _OF_TRACKERS = [f"{start}{name.upper()}_" for name in TRACKERS for start in ("", "_")]
+"""mlflow sets `_MLFLOW_TELEMETRY_SESSION_ID` in a controller that imports it."""
 _PROCESS_PREFIXES = ("RAY_", "NCCL_", "TORCH_NCCL_", *_OF_TRACKERS)
 """Variables that nothing reads while it is imported. If others differ, the process is not forked."""
 
@@ -139,8 +139,8 @@ def main(
     os.environ.update(variables[role])
     for other in listeners.keys() - {role}:
         listeners.pop(other).close()
-    of_device = OF_DEVICE[role]["cpu" if capability is None else "cuda"]
-    _continue_with([*MODULES[role], *([of_device] if of_device else [])], role, capability)
+    of_device = OF_DEVICE[role, "cpu" if capability is None else "cuda"]
+    _continue_with([*MODULES[role], *of_device], role, capability)
     before |= variables[role]
     changed = {name: os.environ[name] for name in differences(os.environ, before) if name in os.environ}
     _run(serve(listeners[role], before, changed))
