@@ -7,8 +7,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine import completions_of
+from rljob_trainer.rollout.engine import completions_of, skip_kernels_of_other_models
 from rljob_trainer.rollout.synced_weights import SyncedWeights, WeightsNotSynced
 from rljob_trainer.rollout.topology_engines import ColocatedEngine
 
@@ -41,6 +41,21 @@ class NumberTokenizer:
 
 
 TOKENIZER = NumberTokenizer()
+
+
+@pytest.mark.parametrize(("constants", "calls"), [({"_LL_BF16_WARMUP_MODEL_SHAPES": ((6144, 264),)}, 0), ({}, 1)])
+def test_kernels_for_any_model_are_skipped(
+    constants: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.26, which has the shapes of other models as a constant, and later versions."""
+    compiled = []
+    kernel_warmup = SimpleNamespace(_warmup_ll_bf16_router_gemm=lambda: compiled.append(1), **constants)
+    monkeypatch.setitem(
+        sys.modules, "vllm.model_executor.warmup", cast(ModuleType, SimpleNamespace(kernel_warmup=kernel_warmup))
+    )
+    skip_kernels_of_other_models()
+    kernel_warmup._warmup_ll_bf16_router_gemm()
+    assert len(compiled) == calls
 
 
 def test_completions_keep_the_order_of_prompts_and_samples() -> None:
