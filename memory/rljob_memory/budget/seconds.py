@@ -42,9 +42,9 @@ _NETWORK_RATE = 40e9
 _DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 26e-6, 1e-3
 """Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
 
-_ALL_REDUCE_SECONDS = 35e-6
-"""One small all-reduce between the GPUs of an engine; there are two in each layer. Measured with NCCL, before engines
-used vLLM's own kernels."""
+_ALL_REDUCE_SECONDS, _ALL_REDUCE_RATE = 2e-6, 57e9
+"""An all-reduce between the GPUs of an engine, of which there are two in each layer: fixed seconds, and bytes per
+second. vLLM's own kernels on two and four H200s (tensor_parallel_4.json: 8B, 14B; also 32B)."""
 
 _SERVING_SHARE = 0.5
 """Share of a GPU's peak that the engine's matrix products reach."""
@@ -62,7 +62,7 @@ one that saved 18 % took 9 % more (shared_prompts.json). Wider models may gain e
 _RELEASE_SECONDS = 0.07
 """An engine that sleeps and wakes up: a step took 71 ms less without (memory_mitigation_cost.json)."""
 
-_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.05, 75e9, 30e9
+_SYNC_SECONDS, _SYNC_RATE, _GATHERED_SYNC_RATE = 0.05, 75e9, 65e9
 """Weight sync: fixed seconds, and bytes of weights per second from one rank and gathered from several."""
 
 _FILE_RATE = 5e9
@@ -92,7 +92,8 @@ def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
     rate = gpu.bfloat16_flops * _SERVING_SHARE
     on_gpu = hypot(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / rate)  # neither hides the other
     if work.tensor_parallel_size > 1:
-        on_gpu += 2 * model.layers * _ALL_REDUCE_SECONDS
+        reduced = at_once * model.hidden * model.bytes_per_parameter
+        on_gpu += 2 * model.layers * (_ALL_REDUCE_SECONDS + reduced / _ALL_REDUCE_RATE)
     on_host = _DECODE_STEP_SECONDS + at_once * _DECODE_SEQUENCE_SECONDS
     waves = -(-work.sequences_of_an_engine // at_once)
     prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens

@@ -23,6 +23,7 @@ LONG_STEP = Workload(16, 8, max_prompt_tokens=16, max_response_tokens=1024)
 TWO_ON_TWO = replace(LONG_STEP, policy_ranks=2, engines=1, tensor_parallel_size=2)
 FOUR = replace(LONG_STEP, policy_ranks=4, engines=1, tensor_parallel_size=4)
 FOUR_APART = replace(LONG_STEP, policy_ranks=4, engines=4)
+FOUR_IN_PAIRS = replace(LONG_STEP, policy_ranks=4, engines=2, tensor_parallel_size=2)
 
 
 def setup(model: ModelShape, work: Workload, gpu: str = "h200") -> Setup:
@@ -43,7 +44,9 @@ def setup(model: ModelShape, work: Workload, gpu: str = "h200") -> Setup:
         (QWEN3_14B, replace(TWO_ON_TWO, moment_bytes=2), "h200", {}, 9.8, 15.6),
         (QWEN3_8B, FOUR_APART, "h200", {}, 6.1, 4.0),
         (QWEN3_14B, FOUR_APART, "h200", {}, 9.6, 6.8),
-        (QWEN3_32B, replace(FOUR, moment_bytes=2), "h200", {}, 12.2, 17.2),
+        (QWEN3_8B, FOUR_IN_PAIRS, "h200", {}, 4.9, 3.4),
+        (QWEN3_14B, FOUR_IN_PAIRS, "h200", {}, 7.2, 6.4),
+        (QWEN3_32B, replace(FOUR, moment_bytes=2), "h200", {}, 11.3, 17.0),
         (
             QWEN3_32B,
             replace(FOUR, moment_bytes=2),

@@ -91,7 +91,8 @@ def compared(
 def compared_again(row: Row) -> Row:
     """The row with the predictions of today; unchanged if it has none, or if its facts are of another version.
 
-    The GPU memory and seconds of its sync keep their prediction: until 2026-11-28, syncs copied weights more often.
+    The GPU memory and seconds of its sync keep their prediction: until 2026-11-28, syncs copied weights more often. So
+    do the seconds of a rollout with engines over several GPUs, which called NCCL until then.
     """
     setup = setup_of_facts(row["facts"]) if "phases" in row else None
     if setup is None:
@@ -103,7 +104,13 @@ def compared_again(row: Row) -> Row:
     then = {name: row.get(name, False) for name in ("matrices_summed", "prompts_shared")}
     again = compared(setup, plan, measured, row["step_seconds"]["measured"], **then)
     sync = row["phases"]["sync"] | {"host": again["phases"]["sync"]["host"]}
-    return row | again | {"phases": again["phases"] | {"sync": sync}}
+    again["phases"]["sync"] = sync
+    if setup.work.tensor_parallel_size > 1:
+        rollout = again["phases"]["rollout"]
+        more = row["phases"]["rollout"]["seconds"]["predicted"] - rollout["seconds"]["predicted"]
+        rollout["seconds"] = row["phases"]["rollout"]["seconds"]
+        again["step_seconds"] = _pair(again["step_seconds"]["predicted"] + more, row["step_seconds"]["measured"])
+    return row | again
 
 
 def _pair(predicted: float, measured: float) -> Row:
