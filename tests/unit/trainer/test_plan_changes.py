@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,21 +124,28 @@ def test_changes_of_the_supervisor_are_not_its_own(ledger: Ledger) -> None:
 # --- on another machine ---
 
 SPEC = {"model": {"uri": "random://qwen3"}, "task": {"name": "digits"}, "algorithm": {"steps": 8}}
+QWEN3_0_6B = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
+QWEN3_8B = ModelDimensions(8_190_735_360, 36, 4096, 32, 8, 128, 12_288, 151_936, max_positions=40_960, tied=False)
 facts: list[MemoryFacts] = []
 """Facts of each attempt that was planned."""
 JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 
 
 def begin(
-    ledger: Ledger, gpu_gib: int, plan: MemoryPlan | None = None, profile: StartingProfile | None = None
+    ledger: Ledger,
+    gpu_gib: int,
+    plan: MemoryPlan | None = None,
+    profile: StartingProfile | None = None,
+    model: ModelDimensions = QWEN3_0_6B,
+    gpus: int = 1,
 ) -> tuple[MemoryPlan, list[str]]:
-    """Plan and record an attempt on a GPU of this size. Returns the plan, and what was displayed."""
-    machine = Machine((gpu_gib * GIB,), 512 * GIB, 16, (9, 0))
-    hosts = RoleHosts(machine, machine, "cuda", 1, 1, "2.11.0", (), 64 * GIB, True)
-    model = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, max_positions=40_960, tied=True)
+    """Plan and record an attempt on GPUs of this size. Returns the plan, and what was displayed."""
+    machine = Machine((gpu_gib * GIB,) * gpus, 512 * GIB, 16, (9, 0), "NVIDIA H200")
+    hosts = RoleHosts(machine, machine, "cuda", gpus, gpus, "2.11.0", (), 64 * GIB, True)
     shown: list[str] = []
+    spec = JOB.spec.model_copy(update={"policy": JOB.spec.policy.model_copy(update={"gpus_per_replica": gpus})})
     planned = attempt_plan.plan_attempt(
-        JOB.spec,
+        spec,
         ModelInput(Path(), model, adapter_parameters=0),
         hosts,
         state=state_at_start(ledger, 8, plan, supervised=False),
@@ -195,6 +203,12 @@ def test_a_job_that_starts_from_a_profile_keeps_within_it_on_every_start(
         plan, shown = begin(moved, 16, held, profile)
     assert plan == small.model_copy(update={"generation": 2})
     assert shown == ["Ignoring memory profile qwen3-1: device_memory_bytes 140Gi, now 16Gi"]
+
+
+def test_faster_engines_are_named_at_the_start(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
+    [line] = begin(ledger, 140, model=QWEN3_8B, gpus=4)[1]
+    assert re.fullmatch(r"with rollout.tensorParallelSize: 2, a step is predicted to take [\d.]+ s", line)
 
 
 # --- before memory runs out ---

@@ -13,10 +13,11 @@ from rljob_api.memory_profile import StartingProfile
 from rljob_api.plan_change import PlanChange, RemedyLevel
 from rljob_api.status import Role
 from rljob_client.errors import OutputUnavailable
-from rljob_client.plan_command import seconds_line
+from rljob_client.plan_command import faster_engines, seconds_line
 from rljob_client.run_directory.durable_files import free_bytes
 from rljob_client.run_directory.ledger import Ledger
 from rljob_memory.budget import Budget, Setup, budget, facts_of, host
+from rljob_memory.fit import fit
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import compute_bytes
 from rljob_memory.plan import first_plan
@@ -119,7 +120,7 @@ def plan_attempt(
         plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu)
     predicted, available = budget(setup, plan), setup.hardware.host_memory_bytes
     if hosts.device == "cuda":
-        _announce(setup, predicted, display)
+        _announce(spec, setup, predicted, display)
     needed = setup.work.policy_pods * predicted.peak("host")
     if needed > available:
         display.warning(
@@ -148,11 +149,12 @@ def _announce_profile(profile: StartingProfile, plan: MemoryPlan, differences: l
         display.note(f"Settings of memory profile {profile.name}: {', '.join(settings)}")
 
 
-def _announce(setup: Setup, predicted: Budget, display: RunDisplay) -> None:
-    """Print what the budget predicts, in two lines, and warn if the job does not fit."""
+def _announce(spec: RLJobSpec, setup: Setup, predicted: Budget, display: RunDisplay) -> None:
+    """Print what the budget predicts, and faster engines. Warn if the job does not fit."""
     peaks = ", ".join(f"{phase} {human_bytes(predicted.peak('gpu', phase))}" for phase in predicted.seconds_by_phase)
     display.note(f"predicted for a GPU of {human_bytes(setup.hardware.device_memory_bytes)}: {peaks}")
-    display.note(seconds_line(predicted))
+    for line in (seconds_line(predicted), *faster_engines(fit(spec.memory, setup))):
+        display.note(line)
     if (missing := setup.missing_bytes(predicted)) > 0:
         display.warning(
             f"The job is predicted to need {human_bytes(missing)} more GPU memory than is planned with; "
