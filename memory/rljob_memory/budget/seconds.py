@@ -42,9 +42,9 @@ _NETWORK_RATE = 40e9
 _DECODE_STEP_SECONDS, _DECODE_SEQUENCE_SECONDS, _DECODE_ALWAYS_SECONDS = 1.8e-3, 26e-6, 1e-3
 """Python on the host for each token: of the engine, of each of its sequences, and the part that no GPU work hides."""
 
-_ALL_REDUCE_SECONDS, _ALL_REDUCE_RATE = 2e-6, 57e9
-"""An all-reduce between the GPUs of an engine, of which there are two in each layer: fixed seconds, and bytes per
-second. vLLM's own kernels on two and four H200s (tensor_parallel_4.json: 8B, 14B; also 32B)."""
+_ALL_REDUCE_SECONDS, _ALL_REDUCE_SHARE = 2e-6, 0.127
+"""An all-reduce between the GPUs of an engine, of which there are two in each layer: fixed seconds, and share of a
+link's rate. vLLM's own kernels on two and four H200s (tensor_parallel_4.json: 8B, 14B; also 32B)."""
 
 _SERVING_SHARE = 0.5
 """Share of a GPU's peak that the engine's matrix products reach."""
@@ -93,7 +93,8 @@ def _rollout_seconds(setup: Setup, plan: MemoryPlan) -> float:
     on_gpu = hypot(read / gpu.memory_rate / _MEMORY_SHARE, passes * at_once / rate)  # neither hides the other
     if work.tensor_parallel_size > 1:
         reduced = at_once * model.hidden * model.bytes_per_parameter
-        on_gpu += 2 * model.layers * (_ALL_REDUCE_SECONDS + reduced / _ALL_REDUCE_RATE)
+        each = _ALL_REDUCE_SECONDS + reduced / gpu.link_rate / _ALL_REDUCE_SHARE
+        on_gpu += 2 * model.layers * each
     on_host = _DECODE_STEP_SECONDS + at_once * _DECODE_SEQUENCE_SECONDS
     waves = -(-work.sequences_of_an_engine // at_once)
     prompts = work.sequences_of_an_engine / work.group_size * work.max_prompt_tokens
