@@ -45,8 +45,11 @@ def changes(job: Object) -> list[str]:
 
 def test_small_host_memory_and_dev_shm_are_enlarged(jobs: AdminKubectl, kubectl: AdminKubectl) -> None:
     small_shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "600Mi"}}
+    # While the roles start: later, an early warning may raise the limit first.
+    fault = faults({"class": "HostMemory", "phase": "load", "step": 1})
+    in_1_gib = limited("1Gi", WITHOUT_RAYS_MONITOR)
     jobs.apply(
-        digits("host", policy=limited("800Mi", WITHOUT_RAYS_MONITOR), recovery={"maxHostMemory": "4Gi"}),
+        digits("host", policy=in_1_gib, recovery={"maxHostMemory": "4Gi"}, faultInjection=fault),
         digits("shm", policy=worker(volumes=[small_shm]), recovery={"maxSharedMemory": "4Gi"}),
     )
     jobs.wait("rljob", "host", lambda job: status(job).get("planChanges"), PATIENCE_SECONDS)
@@ -65,7 +68,7 @@ def test_small_host_memory_and_dev_shm_are_enlarged(jobs: AdminKubectl, kubectl:
     )
     assert status(job)["restarts"] == 0, account(job)
     reasons = wait_for_event(jobs, "host", "JobCompleted")
-    since = reasons[reasons.index("OutOfMemory") :]  # an early warning may have raised the limit before
+    since = reasons[reasons.index("OutOfMemory") :]
     assert "PlanChanged" in since[: since.index("Recovered")]
 
     job = jobs.wait("rljob", "shm", finished, PATIENCE_SECONDS)
