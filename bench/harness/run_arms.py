@@ -191,7 +191,8 @@ def measured(output: Path, warm_up_steps: int, use: GpuUse) -> Row:
     whole = [step["total_seconds"] for step in steps]
     if len(steps) > 1:
         row["quartiles"] = {phase: quartiles(values) for phase, values in {"step": whole, **seconds}.items()}
-        row |= use_of_gpus(attempts[0], row["quartiles"]) if attempts else {}
+        if attempts and all(step["response"]["mean_tokens"] == step["response"]["max_tokens"] for step in steps):
+            row |= use_of_gpus(attempts[0], row["quartiles"])
     return row | {
         "seconds_per_step": statistics.median(whole),
         "seconds_by_phase": {phase: statistics.median(values) for phase, values in seconds.items()},

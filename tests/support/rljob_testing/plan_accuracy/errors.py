@@ -76,6 +76,7 @@ def compared(
         "missing_bytes": setup.missing_bytes(predicted),
         "matrices_summed": matrices_summed,
         "prompts_shared": prompts_shared,
+        "own_all_reduce": True,
         "step_seconds": _pair(predicted.seconds(), step_seconds),
         "phases": {
             phase: {
@@ -92,7 +93,8 @@ def compared_again(row: Row) -> Row:
     """The row with the predictions of today; unchanged if it has none, or if its facts are of another version.
 
     The GPU memory and seconds of its sync keep their prediction: until 2026-11-28, syncs copied weights more often. So
-    do the seconds of a rollout with engines over several GPUs, which called NCCL until then.
+    do the seconds of a rollout of which the row does not say that engines over several GPUs used vLLM's all-reduce, not
+    NCCL.
     """
     setup = setup_of_facts(row["facts"]) if "phases" in row else None
     if setup is None:
@@ -105,7 +107,7 @@ def compared_again(row: Row) -> Row:
     again = compared(setup, plan, measured, row["step_seconds"]["measured"], **then)
     sync = row["phases"]["sync"] | {"host": again["phases"]["sync"]["host"]}
     again["phases"]["sync"] = sync
-    if setup.work.tensor_parallel_size > 1:
+    if setup.work.tensor_parallel_size > 1 and "own_all_reduce" not in row:
         rollout = again["phases"]["rollout"]
         more = row["phases"]["rollout"]["seconds"]["predicted"] - rollout["seconds"]["predicted"]
         rollout["seconds"] = row["phases"]["rollout"]["seconds"]
