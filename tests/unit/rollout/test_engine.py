@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from rljob_api.algorithm import AlgorithmSpec
 from rljob_client.errors import RunError
 from rljob_trainer.models.resolve import resolve_model
 from rljob_trainer.rollout.config import RolloutConfig
-from rljob_trainer.rollout.engine import completions_of, skip_kernels_of_other_models
+from rljob_trainer.rollout.engine import completions_of
+from rljob_trainer.rollout.start_work import spare_start_work
 from rljob_trainer.rollout.synced_weights import SyncedWeights, WeightsNotSynced
 from rljob_trainer.rollout.topology_engines import ColocatedEngine
 
@@ -44,18 +46,39 @@ TOKENIZER = NumberTokenizer()
 
 
 @pytest.mark.parametrize(("constants", "calls"), [({"_LL_BF16_WARMUP_MODEL_SHAPES": ((6144, 264),)}, 0), ({}, 1)])
-def test_kernels_for_any_model_are_skipped(
+def test_the_start_of_an_engine_compiles_what_the_job_needs(
     constants: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM 0.26, which has the shapes of other models as a constant, and later versions."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/own")
     compiled = []
     kernel_warmup = SimpleNamespace(_warmup_ll_bf16_router_gemm=lambda: compiled.append(1), **constants)
+    vllm: Any = SimpleNamespace(SamplingParams=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(
         sys.modules, "vllm.model_executor.warmup", cast(ModuleType, SimpleNamespace(kernel_warmup=kernel_warmup))
     )
-    skip_kernels_of_other_models()
+    spare_start_work("the job's parameters")
     kernel_warmup._warmup_ll_bf16_router_gemm()
     assert len(compiled) == calls
+    assert vllm.SamplingParams.for_sampler_warmup() == "the job's parameters"
+
+
+@pytest.mark.parametrize("own", [None, "/own"])
+def test_engines_share_a_directory_of_kernels(own: str | None, tmp_path: Path) -> None:
+    """Inductor moves Triton's directory, unless a variable names one."""
+    code = """if True:
+        from rljob_trainer.rollout.start_work import keep_kernels_for_the_next_engine
+        keep_kernels_for_the_next_engine()
+        from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+        from triton import knobs
+        print(triton_cache_dir(0), knobs.cache.dir)
+    """
+    variables = {**os.environ, "TRITON_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": "/of/the/settings"}
+    variables.pop("TRITON_CACHE_DIR", None)
+    variables |= {"TRITON_CACHE_DIR": own} if own else {}
+    shown = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [own or f"{tmp_path}/.triton/cache"] * 2
 
 
 def test_completions_keep_the_order_of_prompts_and_samples() -> None:

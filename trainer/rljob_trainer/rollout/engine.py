@@ -18,6 +18,7 @@ from rljob_trainer.rollout.config import RolloutConfig, engine_arguments
 from rljob_trainer.rollout.fast_decoding import install_fast_decoding
 from rljob_trainer.rollout.lots import Lot, LotResult, Sampling, Segment, WholeGroups, generate_lot
 from rljob_trainer.rollout.requests import Requests
+from rljob_trainer.rollout.start_work import spare_start_work
 from rljob_trainer.rollout.synced_weights import SyncedWeights
 from rljob_trainer.rollout_batch import Completion
 
@@ -99,7 +100,7 @@ class RolloutEngine(ABC):
 
         arguments = engine_arguments(self._config, EngineArgs.__dataclass_fields__)
         if self._config.device == "cuda":
-            skip_kernels_of_other_models()
+            spare_start_work(self._sampling(group_size=1, seed=0))
         if self.shard.has_peers:
             from rljob_trainer.rollout.shard_executor import shard_executor
 
@@ -311,18 +312,6 @@ class RolloutEngine(ABC):
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
-
-
-def skip_kernels_of_other_models() -> None:
-    """Let vLLM 0.26 start without the kernels that route tokens in some mixtures of experts.
-
-    It compiles them in every start, for any model, and keeps them in no cache: 12 s of 76 (H200, eleven processes that
-    started side by side). Later versions look at the model first.
-    """
-    from vllm.model_executor.warmup import kernel_warmup
-
-    if hasattr(kernel_warmup, "_LL_BF16_WARMUP_MODEL_SHAPES"):
-        kernel_warmup._warmup_ll_bf16_router_gemm = lambda: None
 
 
 @cache
