@@ -49,7 +49,7 @@ def test_memory_in_expandable_segments_is_refused() -> None:
     segments.enable()
     try:
         tensor = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
-        with pytest.raises(RunError, match="expected policy and engine to share GPU memory"):
+        with pytest.raises(RunError, match="expected to share GPU memory between policy and engine"):
             shared([tensor])
     finally:
         segments.disable()
