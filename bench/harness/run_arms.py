@@ -250,6 +250,7 @@ def use_of_gpus(attempt: Row, seconds: Mapping[str, Sequence[float]]) -> Row:
     setup = setup_of_facts(attempt["plan_facts"]) if attempt.get("plan_facts") else None
     if setup is None or setup.hardware.device == "cpu":
         return {}
+    setup = setup.under(MemoryPlan.model_validate(attempt["plan"]))
     work, model, gpu = setup.work, setup.model, setup.hardware.gpu_type
     tokens, sequences = work.max_response_tokens, work.prompts_per_step * work.group_size
     flops = 3 * forward_flops(model, tokens) * sequences * tokens / work.policy_ranks

@@ -223,7 +223,8 @@ def report(spec: RLJobSpec, found: Fit, message: str, *, is_assumed: bool = Fals
     yield ""
     yield from _phase_rows(setup, predicted)
     yield ""
-    for name in ("micro_batch_tokens", "kv_cache_bytes", *SWITCHES, "rollout_sleep"):
+    engines = ["tensor_parallel_size"] if setup.work.engine_processes > 1 else []
+    for name in ("micro_batch_tokens", "kv_cache_bytes", *SWITCHES, "rollout_sleep", *engines):
         why = "pinned" if is_pinned(spec.memory, name) else _reason(found, name)
         yield f"{name_of(name):<24}{_value(name, getattr(plan, name)):<12}{why}".rstrip()
     yield ""
@@ -278,6 +279,8 @@ def _reason(found: Fit, setting: str) -> str:
     if setting == "kv_cache_bytes":
         [line] = [line for line in predicted.lines if line.use == "KV cache"]
         return line.reason
+    if setting == "tensor_parallel_size":
+        return f"{work.engine_processes // plan.tensor_parallel_size} engines" if work.auto_engines else "pinned"
     if setting not in SWITCHES or not getattr(plan, setting):
         return ""
     without = budget(found.setup, plan.model_copy(update={setting: False}))

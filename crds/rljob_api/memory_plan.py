@@ -133,6 +133,9 @@ class MemoryPlan(ApiModel):
     """Copies of the policy's weights and optimizer state: 1, or the number of its pods. Then each pod shards a copy
     over its GPUs, and the pods exchange nothing but the sum of gradients, once in an update."""
 
+    tensor_parallel_size: PositiveCount = 1
+    """GPUs per engine; without GPUs, its processes. If rollout.tensorParallelSize is not Auto, it is that number."""
+
     host_memory_bytes: PositiveCount | None = Field(alias="hostMemory", default=None)
     """Memory limit of a worker's container, in bytes. Absent: the limit in its pod template."""
 

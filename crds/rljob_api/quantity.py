@@ -6,6 +6,7 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -91,17 +92,21 @@ def _parse_auto_or_bytes(given: Any) -> int | str:
         raise PydanticCustomError("text", "Auto or a quantity of bytes such as 512Mi or 4Gi") from None
 
 
-def _parse_auto_or_count(given: Any) -> int | str:
+_MOST_ENGINE_GPUS = 16
+
+
+def _parse_auto_or_count(given: Any, most: int = 2**31 - 1) -> int | str:
     if given == "Auto":
         return "Auto"
-    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 2**31 - 1:
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= most:
         return given
-    raise PydanticCustomError("text", "Auto or a whole number of at least 1")
+    bounds = f"from 1 to {most}" if most == _MOST_ENGINE_GPUS else "of at least 1"
+    raise PydanticCustomError("text", f"Auto or a whole number {bounds}")
 
 
-def _int_or_string(pattern: str) -> dict[str, Any]:
+def _int_or_string(pattern: str, **bounds: int) -> dict[str, Any]:
     return {
-        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern, "maxLength": 32}],
+        "anyOf": [{"type": "integer", "minimum": 1} | bounds, {"type": "string", "pattern": pattern, "maxLength": 32}],
         "x-kubernetes-int-or-string": True,
     }
 
@@ -120,3 +125,10 @@ AutoOrCount = Annotated[
     int | Literal["Auto"], BeforeValidator(_parse_auto_or_count), WithJsonSchema(_int_or_string("^Auto$"))
 ]
 """`Auto`, or a positive whole number."""
+
+AutoOrEngineSize = Annotated[
+    int | Literal["Auto"],
+    BeforeValidator(partial(_parse_auto_or_count, most=_MOST_ENGINE_GPUS)),
+    WithJsonSchema(_int_or_string("^Auto$", maximum=_MOST_ENGINE_GPUS)),
+]
+"""`Auto`, or a number of GPUs of one pod."""

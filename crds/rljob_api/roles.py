@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from rljob_api.api_model import ApiModel, FreeForm, Rule, Text, immutable
-from rljob_api.quantity import AutoOrCount
+from rljob_api.quantity import AutoOrCount, AutoOrEngineSize
 
 
 class PodTemplate(ApiModel):
@@ -129,10 +129,11 @@ class RolloutSpec(ApiModel):
     """GPUs per pod, for topology Disaggregated only. Every tensorParallelSize of them run one engine. 0: generate on
     the CPU. Absent: 1."""
 
-    tensor_parallel_size: int = Field(default=1, ge=1, le=16, json_schema_extra=immutable())
-    """GPUs per engine, which divide its weights and its KV cache among them. It must divide the GPUs of the pod, and
-    suit the model's attention heads and MLP. Without GPUs (topology Disaggregated only): number of processes of the
-    single engine of each pod."""
+    tensor_parallel_size: AutoOrEngineSize = Field(default="Auto", json_schema_extra=immutable())
+    """GPUs per engine, which divide its weights and its KV cache among them. Auto: the memory plan chooses the size
+    with the fewest predicted seconds; 1 without GPUs and with another trainer. A number must divide the GPUs of the
+    pod, and suit the model's attention heads and MLP. Without GPUs (topology Disaggregated only): number of processes
+    of the single engine of each pod."""
 
     max_concurrent_sequences: AutoOrCount = "Auto"
     """Maximum sequences that one engine generates at a time. Auto: its whole share of a step, at most 256."""
@@ -151,6 +152,11 @@ class RolloutSpec(ApiModel):
 
     template: PodTemplate | None = None
     """Overrides of the rollout's pods, for topology Disaggregated only."""
+
+    @property
+    def given_tensor_parallel_size(self) -> int:
+        """The number in the manifest; 1 if it is Auto, and the memory plan has the size."""
+        return 1 if self.tensor_parallel_size == "Auto" else self.tensor_parallel_size
 
 
 class ControllerSpec(ApiModel):

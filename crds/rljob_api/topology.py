@@ -40,7 +40,7 @@ def worker_pods(spec: Any) -> tuple[WorkerPods, ...]:
     if spec.topology == "Colocated":
         return (policy,)
     rollout = spec.rollout
-    return policy, WorkerPods("rollout", rollout.replicas or 1, _rollout_gpus(spec), rollout.tensor_parallel_size)
+    return policy, WorkerPods("rollout", rollout.replicas or 1, _rollout_gpus(spec), rollout.given_tensor_parallel_size)
 
 
 def pod_of_process(spec: Any, role: str, rank: int) -> tuple[str, int]:
@@ -64,7 +64,7 @@ def _engines_fill_their_pods(spec: Any) -> bool:
 
     Without GPUs, a rollout pod of RLJob's own trainer is one engine, and a colocated pod has one process of each role.
     """
-    size, gpus = spec.rollout.tensor_parallel_size, _rollout_gpus(spec)
+    size, gpus = spec.rollout.given_tensor_parallel_size, _rollout_gpus(spec)
     if size == 1:
         return True
     if gpus:
@@ -123,13 +123,13 @@ TOPOLOGY_RULES = (
         message="requires topology: Disaggregated; with Colocated, policy and engine take turns on a GPU: write 0",
     ),
     Rule(
-        cel=f"self.rollout.tensorParallelSize == 1 || ({_ROLLOUT_GPUS_CEL} > 0"
-        f" ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
+        cel="type(self.rollout.tensorParallelSize) == string || self.rollout.tensorParallelSize == 1"
+        f" || ({_ROLLOUT_GPUS_CEL} > 0 ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
         " : !has(self.trainer) && self.topology == 'Disaggregated')",
         holds=_engines_fill_their_pods,
         field="rollout.tensorParallelSize",
-        message="must divide the GPUs of the engine's pod, since an engine does not span pods: write a divisor of "
-        "policy.gpusPerReplica (Colocated) or rollout.gpusPerReplica (Disaggregated); if that is 0, write 1, or use "
-        "RLJob's own trainer with topology: Disaggregated",
+        message="must divide the GPUs of the engine's pod, since an engine does not span pods: write Auto, or a "
+        "divisor of policy.gpusPerReplica (Colocated) or rollout.gpusPerReplica (Disaggregated); if that is 0, write "
+        "Auto, or use RLJob's own trainer with topology: Disaggregated",
     ),
 )

@@ -13,14 +13,12 @@ from rljob_memory.budget.gpu import activation_bytes_per_token
 from rljob_memory.budget.host import USABLE_HOST_SHARE
 from rljob_memory.budget.setup import Lack
 from rljob_memory.hardware import GPU_TYPES, GpuType
-from rljob_memory.plan import Choice, best_choice
+from rljob_memory.plan import NOTICEABLE, Choice, best_choice
 from rljob_memory.plan_settings import is_pinned, name_of, pinning_field
 from rljob_memory.sizes import TIB, human_bytes
 
 Verdict = Literal["fits", "fits at a price", "does not fit"]
 
-_NOTICEABLE = 1.05
-"""A price or a gain below this ratio of seconds is within the error of the prediction."""
 _GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 GPUS_OF_A_MACHINE = 8
 _LONGEST_RESPONSE = 1 << 20
@@ -57,7 +55,7 @@ class Fit:
 
     def _is_noticeable(self, price_seconds: float) -> bool:
         seconds = self.choice.budget.seconds()
-        return seconds > _NOTICEABLE * (seconds - price_seconds)
+        return seconds > NOTICEABLE * (seconds - price_seconds)
 
     @property
     def message(self) -> str:
@@ -150,23 +148,14 @@ class Fit:
         return _last(self._fits_with_responses_of, _LONGEST_RESPONSE)
 
     def faster_tensor_parallel_size(self) -> tuple[int, float] | None:
-        """A `tensorParallelSize` with which a step is noticeably faster, and its seconds; None if there is none."""
-        work = self.setup.work
-        processes = work.engine_processes_per_pod
-        sizes = [size for size in (1, 2, 4, 8) if processes % size == 0 and self.setup.model.kv_heads % size == 0]
-        seconds = {}
-        for size in sizes:
-            other = replace(self.setup, work=work.with_engines(work.engine_processes // size, size))
-            found = best_choice(self.settings, other)
-            if found.fits:
-                seconds[size] = found.budget.seconds()
-        if not seconds:
+        """The `tensorParallelSize` that Auto would choose in place of a number with which the job does not fit, or a
+        step takes noticeably longer, and its seconds; None if there is none."""
+        if self.setup.work.auto_engines:
             return None
-        best = min(seconds, key=lambda size: seconds[size])
-        now = self.choice.budget.seconds()
-        if best == work.tensor_parallel_size or (self.choice.fits and now < _NOTICEABLE * seconds[best]):
-            return None
-        return best, seconds[best]
+        found = best_choice(self.settings, self.setup.with_work(auto_engines=True))
+        size, seconds = found.plan.tensor_parallel_size, found.budget.seconds()
+        gains = not self.choice.fits or self.choice.budget.seconds() >= NOTICEABLE * seconds
+        return (size, seconds) if found.fits and size != self.setup.work.tensor_parallel_size and gains else None
 
 
 def fit(settings: MemorySettings, setup: Setup) -> Fit:

@@ -7,7 +7,7 @@ from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.roles import ADAPTER_SETTINGS
 from rljob_memory.budget.others import ADAPTED_KV_CACHE_BYTES, BUCKET_BYTES, KV_CACHE_BYTES
-from rljob_memory.plan_settings import name_of, pinned_values, with_pins
+from rljob_memory.plan_settings import name_of, values_in, with_pins
 from rljob_memory.recovery.constraints import within_max_gpus
 
 _SHARES = ("micro_batch_tokens", "kv_cache_bytes", "sync_bucket_bytes")
@@ -28,7 +28,7 @@ def plan_of_next_attempt(spec: RLJobSpec, plan: MemoryPlan | None, facts: Memory
     shares_gpu: bool | None = True
     if spec.trainer is None:
         shares_gpu = None if facts is None else spec.topology == "Colocated" and facts.device_memory_bytes > 0
-    return with_pins(plan, spec.memory, shares_gpu=shares_gpu)
+    return with_pins(plan, spec, shares_gpu=shares_gpu)
 
 
 def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
@@ -51,7 +51,7 @@ def other_trainers_first_plan(spec: RLJobSpec) -> MemoryPlan:
         "optimizer_offload": False,
         "sync_bucket_bytes": BUCKET_BYTES,
     }
-    return MemoryPlan.model_validate(unpinned | pinned_values(spec.memory, shares_gpu=True))
+    return MemoryPlan.model_validate(unpinned | values_in(spec, shares_gpu=True))
 
 
 def adapter_changes(spec: RLJobSpec, plan: MemoryPlan) -> dict[str, object]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import log2
 from typing import Any, Literal
 
 from rljob_api.api_model import MAX_INTEGER
@@ -25,6 +26,7 @@ from rljob_memory.budget.gpu import (
     smallest_kv_cache_bytes,
 )
 from rljob_memory.budget.host import host_holds
+from rljob_memory.engine_sizes import engine_sizes
 from rljob_memory.plan_settings import pinned_values
 from rljob_memory.sizes import GIB, MIB
 
@@ -36,6 +38,9 @@ _BUSY_FLOPS = 6e13
 micro-batch (launches, the sum of gradients) takes a part of the time; above, more tokens only take memory."""
 _CLEARLY_FASTER = 0.9
 """The state leaves the GPU only for this share of the predicted time, which is rough; so are activations dropped."""
+NOTICEABLE = 1.05
+"""A price or a gain below this ratio of seconds is within the error of the prediction. Engines get twice as many GPUs
+only for more."""
 _LOGPROB_CHUNK_BYTES = 256 * MIB, GIB
 """Bounds on the logits of a chunk. Every chunk adds its part to the whole gradient of the head: with chunks of 96
 tokens instead of 384, an update took 0.54 s longer than 1.17 s (bench/results/memory_mitigation_cost.json)."""
@@ -64,9 +69,10 @@ class Choice:
     @property
     def price(self) -> tuple[int, float]:
         """The smaller, the better: first the memory that is missing, then the seconds of a step. A switch has to be
-        clearly faster than no switch."""
+        clearly faster than no switch, and larger engines noticeably faster than smaller ones."""
         switched = sum(bool(getattr(self.plan, name)) for name in SWITCHES)
-        return self.missing_bytes, self.budget.seconds() * (1 / _CLEARLY_FASTER) ** switched
+        doubled = log2(self.plan.tensor_parallel_size)
+        return self.missing_bytes, self.budget.seconds() * (1 / _CLEARLY_FASTER) ** switched * NOTICEABLE**doubled
 
 
 def first_plan(settings: MemorySettings, setup: Setup) -> MemoryPlan:
@@ -85,17 +91,19 @@ def choices(settings: MemorySettings, setup: Setup) -> Iterator[Choice]:
     pinned = pinned_values(settings, shares_gpu=shares_gpu)
     sleeps = [pinned["rollout_sleep"]] if "rollout_sleep" in pinned else _SLEEPS if shares_gpu else _SLEEPS[:1]
     has_shards_in_pods = setup.hardware.device == "cuda" and setup.work.ranks_per_pod > 1
-    for copies in sorted({1, setup.work.policy_pods if has_shards_in_pods else 1}):
-        yield from _choices(setup.with_work(policy_copies=copies), pinned, sleeps, shares_gpu=shares_gpu)
+    possible_copies = sorted({1, setup.work.policy_pods if has_shards_in_pods else 1})
+    for size, copies in product(engine_sizes(setup), possible_copies):
+        work = replace(setup.work.with_engines_of(size), policy_copies=copies)
+        yield from _choices(replace(setup, work=work), pinned, sleeps, shares_gpu=shares_gpu)
 
 
 def _choices(
     setup: Setup, pinned: dict[str, Any], sleeps: Sequence[RolloutSleep], *, shares_gpu: bool
 ) -> Iterator[Choice]:
-    """The choices with one number of copies of the policy's state."""
+    """The choices with engines of one size, and one number of copies of the policy's state."""
     for sleep, switches in _switches(setup, pinned, sleeps):
-        fixed = {**_releases(sleep, shares_gpu=shares_gpu), "policy_copies": setup.work.policy_copies}
-        plan = _plan(setup, pinned, {**switches, **fixed})
+        fixed = {name: getattr(setup.work, name) for name in ("policy_copies", "tensor_parallel_size")}
+        plan = _plan(setup, pinned, {**switches, **_releases(sleep, shares_gpu=shares_gpu), **fixed})
         if plan.optimizer_offload > 0 and "optimizer_offload" not in pinned:
             plan = _with_least_offload(setup, plan)
         chosen = {name for name, is_on in switches.items() if is_on and name not in pinned}

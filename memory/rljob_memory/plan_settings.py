@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.plan_change import Role
 from rljob_api.quantity import byte_quantity
@@ -90,9 +91,16 @@ def pinned_values(settings: MemorySettings, *, shares_gpu: bool | None) -> dict[
     return pinned
 
 
-def with_pins(plan: MemoryPlan, settings: MemorySettings, *, shares_gpu: bool | None) -> MemoryPlan:
-    """`plan` itself, or a plan of the next generation if `settings` pin a setting to another value."""
-    pinned = pinned_values(settings, shares_gpu=shares_gpu)
+def values_in(spec: RLJobSpec, *, shares_gpu: bool | None) -> dict[str, Any]:
+    """Settings of the plan with a value in the manifest: `pinned_values`, and the size of the engines."""
+    size = spec.rollout.tensor_parallel_size
+    engines = {} if size == "Auto" else {"tensor_parallel_size": size}
+    return pinned_values(spec.memory, shares_gpu=shares_gpu) | engines
+
+
+def with_pins(plan: MemoryPlan, spec: RLJobSpec, *, shares_gpu: bool | None) -> MemoryPlan:
+    """`plan` itself, or a plan of the next generation if `spec` pins a setting to another value."""
+    pinned = values_in(spec, shares_gpu=shares_gpu)
     changed = {setting: value for setting, value in pinned.items() if value != getattr(plan, setting)}
     return plan.model_copy(update={"generation": plan.generation + 1, **changed}) if changed else plan
 

@@ -24,6 +24,8 @@ class Workload:
     """Rollout engines on all machines."""
     tensor_parallel_size: int = 1
     """GPUs of an engine, or its processes on a CPU."""
+    auto_engines: bool = False
+    """The plan has `tensor_parallel_size`, and with it the number of engines (`rollout.tensorParallelSize: Auto`)."""
     reference_model: bool = False
     """A frozen copy of the model is kept for the KL divergence."""
     moment_bytes: float = 4
@@ -80,6 +82,10 @@ class Workload:
     def is_colocated(self) -> bool:
         return self.topology == "Colocated"
 
+    def with_engines_of(self, tensor_parallel_size: int) -> Workload:
+        """The same work with the same number of processes in engines of another size."""
+        return self.with_engines(self.engine_processes // tensor_parallel_size, tensor_parallel_size)
+
     def with_engines(self, engines: int, tensor_parallel_size: int) -> Workload:
         """The same work with other engines. Their concurrency follows if it is the automatic one."""
         most = self.max_concurrent_sequences
@@ -125,7 +131,7 @@ MOMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 
 def workload_of(spec: RLJobSpec) -> Workload:
     algorithm, pods = spec.algorithm, worker_pods(spec)
-    size = spec.rollout.tensor_parallel_size
+    size = spec.rollout.given_tensor_parallel_size
     ranks, engines = pods[0].processes, max(pods[-1].processes // size, 1)
     return Workload(
         prompts_per_step=algorithm.prompts_per_step,
@@ -137,6 +143,7 @@ def workload_of(spec: RLJobSpec) -> Workload:
         policy_ranks=ranks,
         engines=engines,
         tensor_parallel_size=size,
+        auto_engines=spec.rollout.tensor_parallel_size == "Auto",
         reference_model=algorithm.kl_coefficient > 0,
         quantized_weights=spec.rollout.quantization != "Disabled",
         quantized_kv_cache=spec.rollout.kv_cache_dtype != "Auto",

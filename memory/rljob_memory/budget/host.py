@@ -276,7 +276,9 @@ def beside_the_object_store_bytes(work: Workload, device: DeviceKind, pod: Pod) 
 
 def _beside_the_object_store(work: Workload, device: DeviceKind, pod: Pod) -> Iterator[Line]:
     ranks = work.ranks_per_pod if pod == "policy" and work.ranks_per_pod > 1 else 0
-    has_engines = work.tensor_parallel_size > 1 and (pod == "rollout" or work.is_colocated)
+    # Pods are created before a plan has chosen the engines.
+    may_share = device == "cuda" and work.auto_engines and work.engine_processes_per_pod > 1
+    has_engines = (may_share or work.tensor_parallel_size > 1) and (pod == "rollout" or work.is_colocated)
     of_engines = work.engine_processes_per_pod if has_engines else 0
     if device == "cuda":
         size = _SHARED_NCCL_BYTES * (ranks + of_engines)

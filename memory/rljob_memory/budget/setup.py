@@ -67,9 +67,13 @@ class Setup:
         return lack.missing_bytes if lack else 0
 
     def under(self, plan: MemoryPlan) -> Setup:
-        """The setup with the copies of the policy's state that `plan` has."""
-        same = plan.policy_copies == self.work.policy_copies
-        return self if same else self.with_work(policy_copies=plan.policy_copies)
+        """The setup with the copies of the policy's state that `plan` has, and its engines if it has chosen them."""
+        work, size = self.work, plan.tensor_parallel_size
+        if work.auto_engines and size != work.tensor_parallel_size:
+            work = work.with_engines_of(size)
+        if plan.policy_copies != work.policy_copies:
+            work = replace(work, policy_copies=plan.policy_copies)
+        return self if work is self.work else replace(self, work=work)
 
     def with_work(self, **changes: object) -> Setup:
         """The setup of a job whose workload differs in `changes`."""

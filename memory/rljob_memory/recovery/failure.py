@@ -141,7 +141,8 @@ class Case:
 
     @property
     def setup(self) -> Setup | None:
-        return self.constraints.setup
+        setup = self.constraints.setup
+        return setup and setup.under(self.plan)
 
     @property
     def pod(self) -> Pod:

@@ -42,7 +42,7 @@ class PodLayout:
         if spec.trainer is None:
             return cls(worker_pods(spec), has_controller=True, gpus_per_engine=1)
         # Another trainer runs all of its processes in the policy's pods.
-        return cls(worker_pods(spec)[:1], has_controller=False, gpus_per_engine=spec.rollout.tensor_parallel_size)
+        return cls(worker_pods(spec)[:1], has_controller=False, gpus_per_engine=spec.rollout.given_tensor_parallel_size)
 
     @property
     def worker_count(self) -> int:

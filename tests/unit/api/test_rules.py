@@ -87,7 +87,7 @@ specs = st.fixed_dictionaries(
             optional={
                 "replicas": st.integers(1, 2),
                 "gpusPerReplica": st.integers(0, 4),
-                "tensorParallelSize": st.integers(1, 4),
+                "tensorParallelSize": st.sampled_from(["Auto", 1, 2, 3, 4]),
                 "template": st.just({}),
             },
         ),

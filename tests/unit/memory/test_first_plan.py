@@ -15,6 +15,7 @@ from rljob_api.memory_plan import MemoryPlan, MemorySettings
 from rljob_api.topology import Topology
 from rljob_memory.budget import PHASES, Setup, budget, compiles_ahead, copies_with_room
 from rljob_memory.budget.gpu import PolicyState, kv_bytes
+from rljob_memory.engine_sizes import engine_sizes
 from rljob_memory.hardware import Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice, first_plan
@@ -431,6 +432,7 @@ workloads = st.builds(
     policy_ranks=st.integers(1, 64),
     engines=st.integers(1, 64),
     tensor_parallel_size=st.sampled_from([1, 2, 4]),
+    auto_engines=st.booleans(),
     reference_model=st.booleans(),
     topology=st.sampled_from(["Colocated", "Disaggregated"]),
 )
@@ -441,6 +443,8 @@ def test_any_machine_gets_a_plan_that_fits_one_sequence(
     hardware: Hardware, model: ModelShape, workload: Workload
 ) -> None:
     plan = planned(hardware, model, workload)
+    workload = Setup(workload, model, hardware).under(plan).work
+    assert plan.tensor_parallel_size == workload.tensor_parallel_size
     assert plan.generation == 1
     assert plan.micro_batch_tokens >= workload.max_sequence_tokens
     assert plan.kv_cache_bytes >= kv_bytes(workload, model, 1)
@@ -463,6 +467,22 @@ def test_more_memory_never_shrinks_micro_batches_or_kv_cache(
         device_memory_bytes=2 * hardware.device_memory_bytes,
         host_memory_bytes=2 * hardware.host_memory_bytes,
     )
-    before, after = (planned(machine, model, workload, **pinned) for machine in (hardware, larger))
+    one_size = replace(workload, auto_engines=False)
+    before, after = (planned(machine, model, one_size, **pinned) for machine in (hardware, larger))
     assert after.micro_batch_tokens >= before.micro_batch_tokens
     assert after.kv_cache_bytes >= before.kv_cache_bytes
+
+
+@given(machines, shapes, workloads)
+def test_chosen_engines_are_as_good_as_any_others(hardware: Hardware, model: ModelShape, workload: Workload) -> None:
+    setup = Setup(replace(workload, auto_engines=True), model, hardware)
+    chosen = best_choice(MemorySettings(), setup)
+    for size in engine_sizes(setup):
+        other = best_choice(MemorySettings(), setup.with_work(auto_engines=False, **with_size(workload, size)))
+        assert chosen.price <= other.price
+
+
+def with_size(work: Workload, size: int) -> dict[str, int]:
+    other = work.with_engines_of(size)
+    names = ("engines", "tensor_parallel_size", "max_concurrent_sequences")
+    return {name: getattr(other, name) for name in names}

@@ -223,6 +223,16 @@ def test_processes_of_an_engine_share_its_weights_and_need_dev_shm() -> None:
     assert together - alone == 8 * (64 + 24) * MIB, "of the rollout pod"
 
 
+@pytest.mark.parametrize(("gpus", "size"), [(8, 4), (1, 1), (0, 1)])
+def test_pods_have_dev_shm_for_any_engines_that_a_plan_may_choose(gpus: int, size: int) -> None:
+    auto, given = (spec(policy={"gpusPerReplica": gpus}, rollout={"tensorParallelSize": n}) for n in ("Auto", size))
+    device: DeviceKind = "cuda" if gpus else "cpu"
+    pods = [shared_memory_bytes(predicted_budget(job, EIGHT_B, device)) for job in (auto, given)]
+    assert pods[0] == pods[1]
+    beside = [beside_the_object_store_bytes(workload_of(job), device, "policy") for job in (auto, given)]
+    assert beside[0] == beside[1]
+
+
 @pytest.mark.parametrize(("gpus", "bucket"), [(0, "4Gi"), (0, "64Mi"), (8, "1Gi")])
 def test_a_pod_of_the_predicted_size_has_room_for_the_object_store(gpus: int, bucket: str) -> None:
     rollout = {"tensorParallelSize": 4} if gpus else {}

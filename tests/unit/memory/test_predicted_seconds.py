@@ -10,6 +10,8 @@ import pytest
 from rljob_api.memory_plan import MemorySettings
 from rljob_memory.budget import Setup, budget
 from rljob_memory.budget.host import host_holds
+from rljob_memory.engine_sizes import engine_sizes
+from rljob_memory.fit import fit
 from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice
@@ -148,3 +150,77 @@ def test_hosts_hold_every_copy_of_a_state_that_leaves_the_gpus() -> None:
         sizes = (replace(pods.hardware, host_memory_bytes=gib * GIB) for gib in range(2000))
         needed.append(next(each.host_memory_bytes for each in sizes if host_holds(replace(pods, hardware=each), plan)))
     assert needed[1] - needed[0] > 8 * QWEN3_8B.parameters
+
+
+CHOSEN = replace(LONG_STEP, auto_engines=True)
+
+
+def on_gpus(count: int, work: Workload = CHOSEN) -> Workload:
+    return replace(work, policy_ranks=count, engines=count, max_concurrent_sequences=-(-16 // count) * 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "size"),
+    [
+        (QWEN3_8B, 4, 2),
+        (QWEN3_8B, 2, 1),
+        (QWEN3_8B, 1, 1),
+        (QWEN3_14B, 2, 2),
+        (QWEN3_32B, 4, 4),
+        (QWEN3_0_6B, 4, 1),
+    ],
+)
+def test_engines_have_more_gpus_where_that_is_noticeably_faster(model: ModelShape, gpus: int, size: int) -> None:
+    """Measured with 8B: two engines of two GPUs are faster than four of one, and two of one than one of two."""
+    choice = best_choice(MemorySettings(), setup(model, on_gpus(gpus)))
+    assert choice.plan.tensor_parallel_size == size
+    given = replace(on_gpus(gpus).with_engines_of(size), auto_engines=False)
+    assert choice.plan == best_choice(MemorySettings(), setup(model, given)).plan, "as if the manifest had it"
+
+
+@pytest.mark.parametrize(
+    ("work", "model", "changes", "sizes"),
+    [
+        (on_gpus(8), QWEN3_8B, {}, [1, 2, 4, 8]),
+        (on_gpus(6), QWEN3_8B, {}, [1, 2]),
+        (replace(on_gpus(8), policy_pods=4, rollout_pods=4), QWEN3_8B, {}, [1, 2]),
+        (replace(on_gpus(8), topology="Disaggregated", engines=4), QWEN3_8B, {}, [1, 2, 4]),
+        (replace(on_gpus(8), auto_engines=False), QWEN3_8B, {}, [1]),
+        (replace(on_gpus(8), auto_engines=False, engines=2, tensor_parallel_size=4), QWEN3_8B, {}, [4]),
+        (on_gpus(8), QWEN3_8B, {"heads": 28, "kv_heads": 4}, [1, 2, 4]),
+        (on_gpus(8), QWEN3_8B, {"heads": 32, "kv_heads": 4}, [1, 2, 4, 8]),
+        (on_gpus(8), QWEN3_8B, {"intermediate": 12_290}, [1, 2]),
+        (on_gpus(8), QWEN3_8B, {"intermediate": 11_008}, [1, 2, 4, 8]),
+        (replace(on_gpus(8), quantized_weights=True), QWEN3_8B, {"intermediate": 11_008}, [1, 2]),
+        (replace(on_gpus(8), quantized_weights=True), QWEN3_8B, {"hidden": 4160}, [1]),
+    ],
+)
+def test_engines_fill_their_pods_and_divide_the_model(
+    work: Workload, model: ModelShape, changes: dict[str, int], sizes: list[int]
+) -> None:
+    assert list(engine_sizes(setup(replace(model, **changes), work))) == sizes
+
+
+def test_engines_on_cpus_have_one_process() -> None:
+    assert list(engine_sizes(Setup(on_gpus(8), QWEN3_0_6B, Hardware("cpu", 0, 64 * GIB)))) == [1]
+
+
+def test_a_plan_decides_about_the_engines_that_the_manifest_leaves_open() -> None:
+    """Plans of earlier versions have no size, and a number in the manifest holds for them."""
+    pairs = memory_plan(tensor_parallel_size=2)
+    assert setup(QWEN3_8B, on_gpus(4)).under(pairs).work.engines == 2
+    assert setup(QWEN3_8B, on_gpus(4)).under(pairs).work.max_concurrent_sequences == 64
+    assert setup(QWEN3_8B, on_gpus(4)).under(memory_plan()).work.engines == 4
+    assert setup(QWEN3_8B, FOUR_IN_PAIRS).under(memory_plan()).work == FOUR_IN_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "faster"), [(1, 4, 2), (4, 4, 2), (2, 4, None), (2, 2, None), (1, 2, None), (None, 4, None)]
+)
+def test_a_number_of_the_manifest_is_compared_with_what_auto_would_choose(
+    size: int | None, gpus: int, faster: int | None
+) -> None:
+    work = on_gpus(gpus)
+    given = work if size is None else replace(work.with_engines_of(size), auto_engines=False)
+    found = fit(MemorySettings(), setup(QWEN3_8B, given)).faster_tensor_parallel_size()
+    assert (found and found[0]) == faster

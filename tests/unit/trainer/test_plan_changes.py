@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
-from rljob_api.job import RLJob
+from rljob_api.job import RLJobSpec
 from rljob_api.memory_facts import MemoryFacts
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.memory_profile import StartingProfile
@@ -128,7 +128,6 @@ QWEN3_0_6B = ModelDimensions(596_000_000, 28, 1024, 16, 8, 128, 3072, 151_936, m
 QWEN3_8B = ModelDimensions(8_190_735_360, 36, 4096, 32, 8, 128, 12_288, 151_936, max_positions=40_960, tied=False)
 facts: list[MemoryFacts] = []
 """Facts of each attempt that was planned."""
-JOB = RLJob.model_validate({"metadata": {"name": "job"}, "spec": SPEC})
 
 
 def begin(
@@ -138,12 +137,14 @@ def begin(
     profile: StartingProfile | None = None,
     model: ModelDimensions = QWEN3_0_6B,
     gpus: int = 1,
+    size: int | Literal["Auto"] = "Auto",
 ) -> tuple[MemoryPlan, list[str]]:
     """Plan and record an attempt on GPUs of this size. Returns the plan, and what was displayed."""
     machine = Machine((gpu_gib * GIB,) * gpus, 512 * GIB, 16, (9, 0), "NVIDIA H200")
     hosts = RoleHosts(machine, machine, "cuda", gpus, gpus, "2.11.0", (), 64 * GIB, True)
     shown: list[str] = []
-    spec = JOB.spec.model_copy(update={"policy": JOB.spec.policy.model_copy(update={"gpus_per_replica": gpus})})
+    sections = {"policy": {"gpusPerReplica": gpus}, "rollout": {"tensorParallelSize": size}}
+    spec = RLJobSpec.model_validate(SPEC | sections)
     planned = attempt_plan.plan_attempt(
         spec,
         ModelInput(Path(), model, adapter_parameters=0),
@@ -205,9 +206,32 @@ def test_a_job_that_starts_from_a_profile_keeps_within_it_on_every_start(
     assert shown == ["Ignoring memory profile qwen3-1: device_memory_bytes 140Gi, now 16Gi"]
 
 
+def test_engines_that_the_first_plan_has_chosen_stay(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of an earlier version has engines of one GPU; another number of GPUs gets its own engines."""
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
+    first, shown = begin(ledger, 140, model=QWEN3_8B, gpus=4)
+    assert (first.tensor_parallel_size, shown) == (2, [])
+    assert begin(ledger, 140, first, model=QWEN3_8B, gpus=4) == (first, [])
+    earlier = first.model_copy(update={"tensor_parallel_size": 1})
+    assert begin(ledger, 140, earlier, model=QWEN3_8B, gpus=4) == (earlier, [])
+    assert begin(ledger, 140, first, model=QWEN3_8B, gpus=2)[0].tensor_parallel_size == 1
+
+
+def test_a_plan_of_an_earlier_version_gets_the_engines_of_the_manifest(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
+    first, _ = begin(ledger, 140, model=QWEN3_8B, gpus=4, size=4)
+    assert first.tensor_parallel_size == 4
+    stored = first.model_dump(by_alias=True)
+    del stored["tensorParallelSize"]
+    plan, _ = begin(ledger, 140, MemoryPlan.model_validate(stored), model=QWEN3_8B, gpus=4, size=4)
+    assert plan == first.model_copy(update={"generation": 2})
+
+
 def test_faster_engines_are_named_at_the_start(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt_plan, "free_bytes", lambda _path: 1 << 50)
-    [line] = begin(ledger, 140, model=QWEN3_8B, gpus=4)[1]
+    [line] = begin(ledger, 140, model=QWEN3_8B, gpus=4, size=1)[1]
     assert re.fullmatch(r"with rollout.tensorParallelSize: 2, a step is predicted to take [\d.]+ s", line)
 
 

@@ -21,7 +21,7 @@ from rljob_trainer.rollout.config import SEES_ALL_GPUS
 from rljob_trainer.runtime.job_run import identity
 from rljob_trainer.runtime.placement import RoleHosts
 from rljob_trainer.runtime.requirements import require_eight_bits, require_forms_installed
-from rljob_trainer.runtime.role_settings import role_settings, rollout_engines
+from rljob_trainer.runtime.role_settings import role_settings
 from rljob_trainer.runtime.run_command import LocalPlacement
 
 GIB = 2**30
@@ -37,13 +37,25 @@ def spec(**changes: dict[str, Any]) -> RLJobSpec:
     return RLJobSpec.model_validate(sections)
 
 
-def settings(machine: Machine = CPU, parameters: int = 10**9, environments: Any = None, **changes: Any) -> Any:
-    """Settings of one rank and one engine on `machine`. `environments`: those of the allocator, by role."""
+def settings(
+    machine: Machine = CPU,
+    parameters: int = 10**9,
+    environments: Any = None,
+    processes: int = 1,
+    tensor_parallel_size: int = 1,
+    **changes: Any,
+) -> Any:
+    """Settings of so many ranks and processes of engines on `machine`, under a plan with engines of that size.
+
+    `environments`: those of the allocator, by role.
+    """
     device: Any = "cuda" if machine.gpu_memory_bytes else "cpu"
-    hosts = RoleHosts(machine, machine, device, 1, 1, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True)
+    hosts = RoleHosts(
+        machine, machine, device, processes, processes, "2.13.0", (), shared_memory_bytes=4 << 30, may_compile=True
+    )
     return role_settings(
         spec(**changes),
-        memory_plan(),
+        memory_plan(tensor_parallel_size=tensor_parallel_size),
         model_dir=Path("/model"),
         output_dir=Path("/out"),
         hosts=hosts,
@@ -112,7 +124,7 @@ def hosts_on(
 def test_one_rank_on_each_gpu_of_each_replica_and_one_in_a_replica_without() -> None:
     for policy, ranks in (({"replicas": 2}, 2), ({"gpusPerReplica": 2}, 2), ({"replicas": 3, "gpusPerReplica": 0}, 3)):
         job = spec(policy=policy)
-        assert worker_pods(job)[0].processes == rollout_engines(job) == ranks
+        assert worker_pods(job)[0].processes == worker_pods(job)[-1].processes == ranks
 
 
 def test_ranks_and_engines_are_placed_on_the_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +170,7 @@ def test_each_role_has_its_own_environment() -> None:
     assert made.rollout_environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert made.policy.memory.expandable_segments
     assert SEES_ALL_GPUS not in made.rollout_environment
-    shared = settings(TWO_GPUS, policy={"gpusPerReplica": 2}, rollout={"tensorParallelSize": 2})
+    shared = settings(TWO_GPUS, processes=2, tensor_parallel_size=2)
     assert SEES_ALL_GPUS in shared.rollout_environment
     assert SEES_ALL_GPUS not in shared.policy_environment
     given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
@@ -181,10 +193,8 @@ def test_an_engine_generates_its_share_of_a_step_at_once_up_to_a_bound() -> None
 
 
 def test_processes_of_an_engine_get_the_sequences_of_the_whole_engine() -> None:
-    job: dict[str, Any] = {"policy": {"gpusPerReplica": 4}, "rollout": {"tensorParallelSize": 2}}
-    job["algorithm"] = {"promptsPerStep": 8, "groupSize": 4}
-    assert rollout_engines(spec(**job)) == 2
-    made = settings(**job).rollout
+    algorithm = {"promptsPerStep": 8, "groupSize": 4}
+    made = settings(processes=4, tensor_parallel_size=2, algorithm=algorithm).rollout
     assert (made.tensor_parallel_size, made.max_num_seqs) == (2, 4 * 4)
 
 

@@ -117,7 +117,7 @@ def plan_attempt(
             display.note(f"Computing the memory plan again: {', '.join(differences)}")
             plan = rederived(plan, state.changes, fresh)
         shares_gpu = hosts.device == "cuda" and setup.work.is_colocated
-        plan = with_pins(plan, spec.memory, shares_gpu=shares_gpu)
+        plan = with_pins(plan, spec, shares_gpu=shares_gpu)
     predicted, available = budget(setup, plan), setup.hardware.host_memory_bytes
     if hosts.device == "cuda":
         _announce(spec, setup, predicted, display)

@@ -11,6 +11,7 @@ from rljob_api.job import RLJobSpec
 from rljob_api.manifest.yaml_document import Path as FieldPath
 from rljob_client.errors import BadInput
 from rljob_client.model_files import read_config
+from rljob_memory.engine_sizes import BLOCK, divides, uneven_inputs
 from rljob_trainer.hardware import Device
 from rljob_trainer.models.checkpoint import described_positions, require_same_rope
 from rljob_trainer.models.consistency import require_same_window
@@ -42,7 +43,7 @@ def model_requirements(spec: RLJobSpec) -> tuple[Requirement, ...]:
         Requirement(
             "the engine",
             ("spec", "rollout", "tensorParallelSize"),
-            lambda at: require_shardable(at, rollout.tensor_parallel_size),
+            lambda at: require_shardable(at, rollout.given_tensor_parallel_size),
         ),
     ]
     if rollout.quantization == "Fp8PerBlock":
@@ -50,7 +51,7 @@ def model_requirements(spec: RLJobSpec) -> tuple[Requirement, ...]:
             Requirement(
                 "the engine",
                 ("spec", "rollout", "quantization"),
-                lambda at: require_whole_blocks(at, rollout.tensor_parallel_size),
+                lambda at: require_whole_blocks(at, rollout.given_tensor_parallel_size),
             )
         )
     if lora is not None:
@@ -86,16 +87,14 @@ def _require_lengths(algorithm: AlgorithmSpec, directory: Path) -> None:
 def require_shardable(directory: Path, tensor_parallel_size: int) -> None:
     """Raise `BadInput` if vLLM cannot divide the model in `directory` by `tensor_parallel_size`.
 
-    Each process of an engine has equally many attention heads and columns of the MLP. It has whole key-value heads:
-    their number is a multiple of the processes, or the processes of the heads, which are then repeated. Weights may be
-    missing; a configuration without these numbers is left to vLLM.
+    Weights may be missing; a configuration without the numbers that decide is left to vLLM.
     """
     config = read_config(directory)
     heads, width = config.get("num_attention_heads"), config.get("intermediate_size")
     kv_heads = config.get("num_key_value_heads") or heads
     if not (isinstance(heads, int) and isinstance(width, int) and isinstance(kv_heads, int)):
         return
-    possible = [size for size in range(1, heads + 1) if _divides(size, heads, kv_heads, width)]
+    possible = [size for size in range(1, heads + 1) if divides(size, heads, kv_heads, width)]
     if tensor_parallel_size not in possible:
         raise BadInput(
             f"expected rollout.tensorParallelSize to suit the model's {heads} attention heads, {kv_heads} key-value "
@@ -104,35 +103,21 @@ def require_shardable(directory: Path, tensor_parallel_size: int) -> None:
         )
 
 
-def _divides(size: int, heads: int, kv_heads: int, width: int) -> bool:
-    return heads % size == 0 and width % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
-
-
-_BLOCK = 128
-"""Inputs of a linear layer that share a scale: vLLM 0.26, `Fp8PerBlockOnlineLinearMethod`."""
-
-
 def require_whole_blocks(directory: Path, tensor_parallel_size: int) -> None:
     """Raise `BadInput` if vLLM cannot divide the inputs of the linear layers of the model in `directory` into blocks.
 
-    On GPUs of compute capability 8.9 or newer, every kernel of vLLM 0.26 quantizes its inputs with
-    `per_token_group_quant_fp8`, which requires a multiple of 128. The rows of a weight are padded. Weights may be
-    missing; a configuration without these numbers is left to vLLM.
+    Weights may be missing; a configuration without the numbers that decide is left to vLLM.
     """
     config = read_config(directory)
     hidden, heads, width = (config.get(name) for name in ("hidden_size", "num_attention_heads", "intermediate_size"))
     if not (isinstance(hidden, int) and isinstance(heads, int) and isinstance(width, int)):
         return
     head_dim = config.get("head_dim") or hidden // heads
-    inputs = {
-        "hidden_size": hidden,
-        "num_attention_heads x head_dim": heads * head_dim // tensor_parallel_size,
-        "intermediate_size": width // tensor_parallel_size,
-    }
-    if uneven := [f"{name}: {size}" for name, size in inputs.items() if size % _BLOCK]:
+    inputs = uneven_inputs(tensor_parallel_size, hidden, heads * head_dim, width)
+    if uneven := [f"{name}: {count}" for name, count in inputs.items()]:
         of_each = f" in each of {tensor_parallel_size} processes" if tensor_parallel_size > 1 else ""
         raise BadInput(
-            f"rollout.quantization: expected a model whose linear layers have multiples of {_BLOCK} inputs for "
+            f"rollout.quantization: expected a model whose linear layers have multiples of {BLOCK} inputs for "
             f"Fp8PerBlock, found {', '.join(uneven)}{of_each}; write Fp8PerChannel"
         )
 

@@ -10,7 +10,6 @@ from rljob_api.job import RLJobSpec
 from rljob_api.memory_plan import MemoryPlan
 from rljob_api.roles import LoraSpec
 from rljob_api.status import Role
-from rljob_api.topology import worker_pods
 from rljob_memory.allocator import allocator_environment
 from rljob_memory.workload import max_concurrent_sequences
 from rljob_trainer.hardware import Device
@@ -26,11 +25,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 # Below this number of parameters, a second thread costs more in synchronization than it saves.
 _ONE_THREAD_PARAMETERS = 10_000_000
-
-
-def rollout_engines(spec: RLJobSpec) -> int:
-    """Colocated: on the GPUs of the ranks."""
-    return worker_pods(spec)[-1].processes // spec.rollout.tensor_parallel_size
 
 
 def role_settings(
@@ -87,12 +81,12 @@ def role_settings(
             copy_frozen_weights=copy_frozen_weights,
             task_directory=task_directory,
         ),
-        rollout=_rollout_config(spec, plan, model_dir, device, dtype),
+        rollout=_rollout_config(spec, plan, model_dir, hosts, dtype),
         policy_environment={**named, **threads, **allocator("policy"), **nccl_environment(device, hosts.ranks)},
         rollout_environment={
             **named,
             **engine_environment(device),
-            **peer_environment(device, spec.rollout.tensor_parallel_size),
+            **peer_environment(device, plan.tensor_parallel_size),
             **threads,
             **allocator("rollout"),
         },
@@ -124,20 +118,22 @@ def base_model(spec: RLJobSpec, model_dir: Path) -> str:
     return spec.model.uri.removeprefix("hf://") if spec.model.uri.startswith("hf://") else str(model_dir)
 
 
-def _rollout_config(spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, device: Device, dtype: Dtype) -> RolloutConfig:
+def _rollout_config(
+    spec: RLJobSpec, plan: MemoryPlan, model_dir: Path, hosts: RoleHosts, dtype: Dtype
+) -> RolloutConfig:
     algorithm = spec.algorithm
     return RolloutConfig(
         model_dir=model_dir,
-        device=device,
+        device=hosts.device,
         dtype=dtype,
         max_model_len=algorithm.max_prompt_tokens + algorithm.max_response_tokens,
-        max_num_seqs=max_concurrent_sequences(spec, rollout_engines(spec)),
+        max_num_seqs=max_concurrent_sequences(spec, hosts.engine_processes // plan.tensor_parallel_size),
         kv_cache_bytes=plan.kv_cache_bytes,
         algorithm=algorithm,
         sleep_level=plan.rollout_sleep_level,
         quantization=QUANTIZATION[spec.rollout.quantization],
         kv_cache_dtype=KV_CACHE_DTYPE[spec.rollout.kv_cache_dtype],
-        tensor_parallel_size=spec.rollout.tensor_parallel_size,
+        tensor_parallel_size=plan.tensor_parallel_size,
         engine_args=spec.rollout.engine_args,
     )
 

@@ -126,16 +126,24 @@ PLAN = memory_plan(generation=3)
     ],
 )
 def test_a_newly_pinned_value_raises_the_generation(memory: dict[str, Any], changed: dict[str, Any]) -> None:
-    pinned = with_pins(PLAN, MemorySettings.model_validate(memory), shares_gpu=True)
+    pinned = with_pins(PLAN, growing_job(memory=memory), shares_gpu=True)
     assert pinned == PLAN.model_copy(update={"generation": 4 if changed else 3, **changed})
 
 
 def test_a_pinned_sleep_level_holds_only_beside_the_policy() -> None:
-    level_1 = MemorySettings(rollout_sleep="Level1")
+    level_1 = growing_job(memory={"rolloutSleep": "Level1"})
     awake = with_pins(PLAN, level_1, shares_gpu=False)
     assert awake == PLAN.model_copy(update={"generation": 4, "rollout_sleep": "Disabled"})
     assert with_pins(awake, level_1, shares_gpu=False) == awake
     assert with_pins(PLAN, level_1, shares_gpu=None) == PLAN, "until the devices are known"
+
+
+def test_a_plan_has_the_size_of_the_engines_that_the_manifest_has() -> None:
+    """Plans of earlier versions have no size."""
+    pairs = growing_job(policy={"gpusPerReplica": 2}, rollout={"tensorParallelSize": 2})
+    assert with_pins(PLAN, pairs, shares_gpu=True).tensor_parallel_size == 2
+    chosen = PLAN.model_copy(update={"tensor_parallel_size": 2})
+    assert with_pins(chosen, growing_job(policy={"gpusPerReplica": 2}), shares_gpu=True) == chosen
 
 
 # --- a plan from another machine is computed again, within the limits that failures have set ---
