@@ -124,6 +124,7 @@ def write_job(faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
     spec = job["spec"]
     pods = {"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}
     spec["policy"] = spec.get("policy", {}) | pods
+    spec["rollout"] = spec.get("rollout", {}) | {"tensorParallelSize": 1}
     spec["algorithm"]["steps"] = 1 + max(fault["step"] for fault in faults)
     spec["checkpoint"] = {"everySteps": 2}
     spec["recovery"] = {"maxAdjustments": 20}

@@ -24,7 +24,11 @@ from bench.harness.run_arms import Arms, model_with_ends
 from rljob_testing.plan_accuracy.jobs import generating_job
 
 SPECS: dict[str, dict[str, Any]] = {
-    "colocated": {"topology": "Colocated", "policy": {"gpusPerReplica": 2}},
+    "colocated": {
+        "topology": "Colocated",
+        "policy": {"gpusPerReplica": 2},
+        "rollout": {"tensorParallelSize": 1},
+    },
     "disaggregated": {"topology": "Disaggregated", "policy": {"gpusPerReplica": 1}, "rollout": {"gpusPerReplica": 1}},
 }
 SPECS["overlapped"] = SPECS["disaggregated"]

@@ -53,6 +53,11 @@ def manifest(spec: str, metadata: str = "{name: job}") -> str:
         ("memory: {emptyCache: on}", "emptyCache: expected Auto, Enabled or Disabled, found true; write Enabled"),
         ("memory: {rolloutSleep: off}", "Level1 or Level2, found false; write Disabled (YAML reads off"),
         ("memory: {microBatchTokens: 0}", "expected Auto or a whole number of at least 1, found 0"),
+        ("rollout: {tensorParallelSize: 17}", "expected Auto or a whole number from 1 to 16, found 17"),
+        (
+            "rollout: {tensorParallelSize: auto}",
+            'expected Auto or a whole number from 1 to 16, found "auto"; write Auto',
+        ),
         ("controller: here", "controller: expected an object with the fields requireGpuFreeNode, template, found"),
         ("trainer: {image: mine, args: [--fast, 3]}", "args[1]: expected a string of at most 4096 characters, found 3"),
         ("model: {uri: ./smollm2}", "expected a URI that begins with oci://, hf://, pvc://, file:// or random://"),

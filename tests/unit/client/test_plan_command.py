@@ -128,6 +128,24 @@ def test_pinned_settings_stay_and_are_named(tmp_path: Path, capsys: pytest.Captu
     assert "optimizerOffload        Disabled    pinned" in printed
 
 
+@pytest.mark.parametrize(
+    ("gpus", "given", "row"),
+    [
+        (4, {}, "2           2 engines"),
+        (2, {}, "1           2 engines"),
+        (4, {"tensorParallelSize": 4}, "4           pinned"),
+    ],
+)
+def test_the_gpus_of_an_engine_are_part_of_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: int, given: dict[str, int], row: str
+) -> None:
+    path = manifest(tmp_path, policy={"gpusPerReplica": gpus}, rollout=given)
+    assert run_plan(path, PlanOptions("h200", host="1Ti")) == 0
+    printed = capsys.readouterr().out
+    assert f"tensorParallelSize      {row}" in printed
+    assert ("with rollout.tensorParallelSize: 2, a step is predicted" in printed) is bool(given)
+
+
 def test_a_sweep_compares_all_types_of_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = planned(capsys, manifest(tmp_path), gpu="h100", host="2Ti", sweep=True)
     assert code == 0

@@ -119,3 +119,21 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(example, {})  # the page's own code
     assert "update: 72.0 GiB, " in capsys.readouterr().out
+
+
+def test_the_table_of_sizes_of_engines_is_calculated() -> None:
+    page = (DOCS / "topologies.md").read_text(encoding="utf-8")
+    table = page[page.index("| Qwen3's shapes | GPUs |") :].partition("\n\n")[0]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert len(found) == 7
+    for model, gpus, *seconds, chosen in found:
+        work = Workload(16, 8, 64, 1024, policy_ranks=int(gpus), engines=int(gpus), auto_engines=True)
+        work = replace(work, max_concurrent_sequences=128 // work.engines)
+        setup = Setup(work, shape(f"Qwen3-{model}"), Hardware("cuda", GPU_BYTES[3], 2048 * GIB, layers_compiled=True))
+        assert first_plan(MemorySettings(), setup).tensor_parallel_size == int(chosen)
+        for size, written in zip((1, 2, 4, 8), seconds, strict=True):
+            if size > work.engines:
+                assert not written
+                continue
+            given = replace(setup, work=replace(work.with_engines_of(size), auto_engines=False))
+            assert written == f"{best_choice(MemorySettings(), given).budget.seconds():.1f}", (model, gpus, size)

@@ -46,6 +46,13 @@ def test_pinned_settings_are_kept(setting: str, value: object) -> None:
     assert texts_of(other_trainers_first_plan(spec(memory={setting: value})))[setting] == str(value)
 
 
+def test_engines_have_the_gpus_of_the_manifest() -> None:
+    job = spec()
+    assert other_trainers_first_plan(job).tensor_parallel_size == 1, "Auto"
+    two = job.model_copy(update={"rollout": job.rollout.model_copy(update={"tensor_parallel_size": 2})})
+    assert other_trainers_first_plan(two).tensor_parallel_size == 2
+
+
 def test_a_micro_batch_starts_as_a_step_and_fits_the_longest_sequence() -> None:
     small = spec(promptsPerStep=2, groupSize=2, maxPromptTokens=10, maxResponseTokens=20)
     long = spec(maxPromptTokens=30_000, maxResponseTokens=10_000)

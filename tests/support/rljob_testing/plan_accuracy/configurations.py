@@ -123,7 +123,7 @@ def _one(source: random.Random) -> Arm:
     if value["lora_rank"]:
         policy["lora"] = {"rank": value["lora_rank"]}
     rollout: dict[str, Any] = {"quantization": value["quantization"], "kvCacheDtype": value["kvCacheDtype"]}
-    if not one_gpu and value["tensor_parallel_size"] > 1:
+    if not one_gpu:
         rollout["tensorParallelSize"] = min(value["tensor_parallel_size"], value["gpus"])
     # The plan of a card that is partly held is pinned.
     settings = () if value["card_gib"] and one_gpu else MEMORY_SETTINGS

@@ -176,6 +176,19 @@ def test_offload_frees_little_in_a_job_with_adapters() -> None:
     assert offload.expected_bytes == state
 
 
+def test_the_smallest_kv_cache_is_that_of_the_engines_of_the_plan() -> None:
+    """One sequence of 16,000 tokens, of which each GPU of an engine has its KV heads."""
+    setup = SETUP.with_work(engines=4, policy_ranks=4, max_response_tokens=16_000, auto_engines=True)
+    sizes = []
+    for size in (1, 2):
+        plan = FIRST_PLAN.model_copy(update={"tensor_parallel_size": size})
+        too_large = failure(diagnosis("KVCacheOversized"), role="rollout", phase="rollout")
+        found, _ = answers_to([too_large] * 60, plan, constraints(setup=setup, recovery={"maxAdjustments": 100}))
+        sizes.append(min(each.plan.kv_cache_bytes for each in found))
+        assert {each.plan.tensor_parallel_size for each in found} == {size}
+    assert sizes[1] < 0.6 * sizes[0]
+
+
 def test_growth_counts_against_max_gpus_alone() -> None:
     growth = policy_growth(growing_job(), "ReplacePods")
     response = answer(
