@@ -133,7 +133,7 @@ class MemoryPlan(ApiModel):
     """Copies of the policy's weights and optimizer state: 1, or the number of its pods. Then each pod shards a copy
     over its GPUs, and the pods exchange nothing but the sum of gradients, once in an update."""
 
-    tensor_parallel_size: PositiveCount = 1
+    tensor_parallel_size: int = Field(default=1, ge=1, le=16)
     """GPUs per engine; without GPUs, its processes. If rollout.tensorParallelSize is not Auto, it is that number."""
 
     host_memory_bytes: PositiveCount | None = Field(alias="hostMemory", default=None)

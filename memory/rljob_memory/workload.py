@@ -83,8 +83,8 @@ class Workload:
         return self.topology == "Colocated"
 
     def with_engines_of(self, tensor_parallel_size: int) -> Workload:
-        """The same work with the same number of processes in engines of another size."""
-        return self.with_engines(self.engine_processes // tensor_parallel_size, tensor_parallel_size)
+        """The same work with the same number of processes in engines of another size, in one if that is larger."""
+        return self.with_engines(max(self.engine_processes // tensor_parallel_size, 1), tensor_parallel_size)
 
     def with_engines(self, engines: int, tensor_parallel_size: int) -> Workload:
         """The same work with other engines. Their concurrency follows if it is the automatic one."""

@@ -212,6 +212,8 @@ def test_a_plan_decides_about_the_engines_that_the_manifest_leaves_open() -> Non
     assert setup(QWEN3_8B, on_gpus(4)).under(pairs).work.max_concurrent_sequences == 64
     assert setup(QWEN3_8B, on_gpus(4)).under(memory_plan()).work.engines == 4
     assert setup(QWEN3_8B, FOUR_IN_PAIRS).under(memory_plan()).work == FOUR_IN_PAIRS
+    too_large = memory_plan(tensor_parallel_size=16)  # as a trainer may report it, which runs the user's code
+    assert budget(setup(QWEN3_8B, on_gpus(4)), too_large).seconds() > 0
 
 
 @pytest.mark.parametrize(

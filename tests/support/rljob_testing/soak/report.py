@@ -135,10 +135,8 @@ def _kind(spec: Mapping[str, Any]) -> str:
     """Topology and worker pods of a job: `Colocated, 2 policy`, `Disaggregated, 1 policy, 2 rollout`."""
     pods = {role: spec.get(role, {}).get("replicas") for role in ("policy", "rollout")}
     staleness = ["maxStaleness: 1"] if spec["algorithm"].get("maxStaleness") else []
-    size, partial = (
-        spec.get("rollout", {}).get("tensorParallelSize", "Auto"),
-        spec["algorithm"].get("partialRolloutPrompts"),
-    )
+    size = spec.get("rollout", {}).get("tensorParallelSize", "Auto")
+    partial = spec["algorithm"].get("partialRolloutPrompts")
     engines = [f"engines of {size}"] * (size not in ("Auto", 1)) + ["partial rollouts"] * bool(partial)
     counts = (f"{count} {role}" for role, count in pods.items() if count)
     return ", ".join([spec["topology"], *counts, *staleness, *engines])
