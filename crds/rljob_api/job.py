@@ -106,7 +106,8 @@ class RLJobSpec(ApiModel):
     """The pods that train the model."""
 
     rollout: RolloutSpec = Field(
-        default=RolloutSpec(), json_schema_extra=immutable_presence("replicas", "gpusPerReplica")
+        default=RolloutSpec(),
+        json_schema_extra=immutable_presence("replicas", "gpusPerReplica", "tensorParallelSize"),
     )
     """The engines that generate responses."""
 

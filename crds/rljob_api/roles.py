@@ -129,11 +129,12 @@ class RolloutSpec(ApiModel):
     """GPUs per pod, for topology Disaggregated only. Every tensorParallelSize of them run one engine. 0: generate on
     the CPU. Absent: 1."""
 
-    tensor_parallel_size: AutoOrEngineSize = Field(default="Auto", json_schema_extra=immutable())
-    """GPUs per engine, which divide its weights and its KV cache among them. Auto: the memory plan chooses the size
-    with the fewest predicted seconds; 1 without GPUs and with another trainer. A number must divide the GPUs of the
-    pod, and suit the model's attention heads and MLP. Without GPUs (topology Disaggregated only): number of processes
-    of the single engine of each pod."""
+    # Not a default of the schema: the API server would store a value that an older version, rolled back to, refuses.
+    tensor_parallel_size: AutoOrEngineSize = Field(default_factory=lambda: "Auto", json_schema_extra=immutable())
+    """GPUs per engine, which divide its weights and its KV cache among them. Auto, or absent: the memory plan chooses
+    the size with the fewest predicted seconds; 1 without GPUs and with another trainer. A number must divide the GPUs
+    of the pod, and suit the model's attention heads and MLP. Without GPUs (topology Disaggregated only): number of
+    processes of the single engine of each pod."""
 
     max_concurrent_sequences: AutoOrCount = "Auto"
     """Maximum sequences that one engine generates at a time. Auto: its whole share of a step, at most 256."""

@@ -123,8 +123,9 @@ TOPOLOGY_RULES = (
         message="requires topology: Disaggregated; with Colocated, policy and engine take turns on a GPU: write 0",
     ),
     Rule(
-        cel="type(self.rollout.tensorParallelSize) == string || self.rollout.tensorParallelSize == 1"
-        f" || ({_ROLLOUT_GPUS_CEL} > 0 ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
+        cel="!has(self.rollout.tensorParallelSize) || type(self.rollout.tensorParallelSize) == string"
+        f" || self.rollout.tensorParallelSize == 1 || ({_ROLLOUT_GPUS_CEL} > 0"
+        f" ? {_ROLLOUT_GPUS_CEL} % self.rollout.tensorParallelSize == 0"
         " : !has(self.trainer) && self.topology == 'Disaggregated')",
         holds=_engines_fill_their_pods,
         field="rollout.tensorParallelSize",

@@ -161,7 +161,7 @@ WHOLE = (
             "dynamicSampling": {"maxRounds": 3},
             "overlongPenalty": {"bufferTokens": 8},
         },
-        rollout={"replicas": 2, "gpusPerReplica": 2},
+        rollout={"replicas": 2, "gpusPerReplica": 2, "tensorParallelSize": 1},
     ),
     job(
         "with-claim",

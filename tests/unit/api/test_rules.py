@@ -15,6 +15,7 @@ from rljob_api.custom_resource import rljob_definition
 from rljob_api.job import RLJob
 from rljob_api.manifest import dotted
 from rljob_api.manifest.problems import checked
+from rljob_api.roles import RolloutSpec
 from rljob_api.schemas import structural_schema
 from tests.unit.api.api_server import broken_rules, holds, parts, with_defaults
 
@@ -114,6 +115,12 @@ def test_cel_and_python_agree_on_any_combination(spec: dict[str, Any]) -> None:
     cel, python = cel_errors(manifest), python_errors(manifest)
     assert python <= cel
     assert {path.rpartition(".")[0] for path, _ in cel} == {path.rpartition(".")[0] for path, _ in python}
+
+
+def test_the_api_server_stores_no_auto_that_an_older_version_would_refuse() -> None:
+    size = SCHEMA["properties"]["spec"]["properties"]["rollout"]["properties"]["tensorParallelSize"]
+    assert "default" not in size
+    assert RolloutSpec().tensor_parallel_size == "Auto"
 
 
 def test_only_these_settings_may_change_on_an_existing_job() -> None:
