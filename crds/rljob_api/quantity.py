@@ -92,15 +92,12 @@ def _parse_auto_or_bytes(given: Any) -> int | str:
         raise PydanticCustomError("text", "Auto or a quantity of bytes such as 512Mi or 4Gi") from None
 
 
-_MOST_ENGINE_GPUS = 16
-
-
-def _parse_auto_or_count(given: Any, most: int = 2**31 - 1) -> int | str:
+def _parse_auto_or_count(given: Any, most: int | None = None) -> int | str:
     if given == "Auto":
         return "Auto"
-    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= most:
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= (most or 2**31 - 1):
         return given
-    bounds = f"from 1 to {most}" if most == _MOST_ENGINE_GPUS else "of at least 1"
+    bounds = f"from 1 to {most}" if most else "of at least 1"
     raise PydanticCustomError("text", f"Auto or a whole number {bounds}")
 
 
@@ -126,6 +123,7 @@ AutoOrCount = Annotated[
 ]
 """`Auto`, or a positive whole number."""
 
+_MOST_ENGINE_GPUS = 16
 AutoOrEngineSize = Annotated[
     int | Literal["Auto"],
     BeforeValidator(partial(_parse_auto_or_count, most=_MOST_ENGINE_GPUS)),
