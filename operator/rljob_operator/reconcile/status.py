@@ -185,10 +185,10 @@ def summarize(draft: StatusDraft) -> None:
 
 def _why_stalled(draft: StatusDraft) -> tuple[str, str] | None:
     """Return reason and message if nothing continues before a person acts."""
-    if draft.holds(ConditionType.FAILED):
-        return draft.reason_and_message(ConditionType.FAILED)
     if draft.invalid_spec is not None:
         return ConditionReason.INVALID_SPEC, draft.invalid_spec
+    if draft.holds(ConditionType.FAILED):
+        return draft.reason_and_message(ConditionType.FAILED)
     if draft.reason(ConditionType.SCHEDULED) in _NEEDS_A_PERSON:
         return draft.reason_and_message(ConditionType.SCHEDULED)
     return None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -346,6 +346,18 @@ def pod_sets(draw: st.DrawFn) -> tuple[ObservedPod, ...]:
     deadline=st.sampled_from([None, 60]),
     ttl=st.sampled_from([None, 60]),
     problem=st.sampled_from([None, "spec: cannot be read"]),
+)
+@example(
+    status=RLJobStatus(
+        conditions=[
+            Condition(type="Failed", status="True", reason="RestartsExhausted", message="", last_transition_time=START)
+        ]
+    ),
+    pods=(),
+    suspend=False,
+    deadline=None,
+    ttl=None,
+    problem="spec: cannot be read",
 )
 def test_reconcile_asks_for_nothing_impossible_and_comes_to_rest(
     status: RLJobStatus,
