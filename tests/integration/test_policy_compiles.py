@@ -13,14 +13,17 @@ import torch
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
+from torch._functorch import config as gradient_config
 from torch._logging._internal import set_logs
 from torch.distributed.tensor import DTensor
 
 from rljob_api.roles import LoraSpec
 from rljob_testing.memory_plans import memory_plan
 from rljob_testing.policy_models import read_policy_model
+from rljob_trainer.algorithm import gradient_sums
 from rljob_trainer.algorithm.micro_batch import rehearsal
 from rljob_trainer.policy import loading
+from rljob_trainer.policy.gradients import Gradients
 from rljob_trainer.policy.lora import add_adapters
 from rljob_trainer.policy.model import (
     PolicyModel,
@@ -48,7 +51,10 @@ from tests.integration.policy_processes import (
 def _compiler_as_it_was() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    with config.patch(recompile_limit=config.recompile_limit, fail_on_recompile_limit_hit=False):
+    with (
+        config.patch(recompile_limit=config.recompile_limit, fail_on_recompile_limit_hit=False),
+        gradient_config.patch(autograd_cache_allow_custom_autograd_functions=False),
+    ):
         yield
     set_logs()
     torch._dynamo.reset()
@@ -117,6 +123,33 @@ def test_a_layer_that_cannot_be_compiled_again_is_an_error() -> None:
     layer(torch.ones(3, 2))
     with pytest.raises(FailOnRecompileLimitHit), torch.no_grad():
         layer(torch.ones(3, 2))
+
+
+def test_a_layer_is_loaded_from_the_cache_unless_its_gradient_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_WARM_POOL", "0")
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False)).bfloat16()  # no kernel of C++
+    gradient_sums.sum_matrices(layer)
+
+    def lookups() -> list[int]:
+        torch._dynamo.reset()
+        counters.clear()
+        layer.__dict__.pop("forward", None)
+        compile_layers([layer])
+        with Gradients(list(layer.parameters())).added_up():
+            layer(torch.ones(3, 4, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+        return [counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("miss", "hit", "bypass")]
+
+    def applied_twice(ctx: Any, output_grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        for _ in range(2):
+            output_grad = gradient_sums._linear_backward(output_grad, *ctx.saved_tensors)
+        return output_grad, None, None
+
+    assert [lookups(), lookups()] == [[1, 0, 0], [0, 1, 0]]
+    monkeypatch.setattr(gradient_sums._Linear, "backward", staticmethod(applied_twice))
+    assert lookups() == [1, 0, 0]
 
 
 ONE_MICRO_BATCH = memory_plan(micro_batch_tokens=400)

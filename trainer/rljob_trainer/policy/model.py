@@ -261,6 +261,7 @@ def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
     Each further compilation is logged with its reason. `how`: arguments of torch.compile instead of the options above.
     """
     from torch._dynamo import config
+    from torch._functorch import config as gradient_config
     from torch._logging._internal import set_logs
 
     layers = list(layers)
@@ -268,6 +269,8 @@ def compile_layers(layers: Iterable[nn.Module], **how: Any) -> None:
     # Of all layers and of two models, the policy and its reference, which may share one code object.
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 2 * VARIANTS * len(layers))
     config.fail_on_recompile_limit_hit = True
+    # torch's default would derive the gradients again in each new process, because of the functions of `gradient_sums`.
+    gradient_config.autograd_cache_allow_custom_autograd_functions = True
     set_logs(recompiles=True)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, **(how or {"options": _OPTIONS}))
