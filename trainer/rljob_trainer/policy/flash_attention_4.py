@@ -6,44 +6,18 @@ torch's own kernel is FlashAttention 2, which uses a third of a Hopper GPU's ari
 
 from __future__ import annotations
 
-import functools
-import importlib
-import os
-import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from rljob_trainer.policy.flash_attention_2 import Pairing
 
-_KERNELS = "vllm.vllm_flash_attn.cute.interface"
 
-
-@functools.cache
 def kernels() -> Any:
-    """The module with the kernels. Raises `ImportError` without vLLM for CUDA and its CUTLASS DSL.
+    """The module with the kernels. Raises `ImportError` without vLLM for CUDA and its CUTLASS DSL."""
+    from rljob_trainer.policy.cute_kernels import interface
 
-    The packages around it are not run: that of vLLM changes settings of torch's compiler.
-    """
-    found = PathFinder.find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("expected the package vllm, found none")
-    directory, stand_ins = Path(found.submodule_search_locations[0]), []
-    for name, path in (("vllm", directory), ("vllm.vllm_flash_attn", directory / "vllm_flash_attn")):
-        if name not in sys.modules:
-            module = ModuleType(name)
-            module.__path__ = [str(path)]
-            sys.modules[name] = module
-            stand_ins.append(name)
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # compiling takes as long as a layer of torch
-    try:
-        return importlib.import_module(_KERNELS)
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
+    return interface
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, pairing: Pairing, scaling: float) -> tuple[Tensor, Tensor]:

@@ -21,13 +21,15 @@ _HANDLE = 0
 def gpus_answered(capability: Sequence[int] | None) -> Iterator[None]:
     """Within the block, answer that there are GPUs of this CUDA compute capability; None: that there is none.
 
-    torch._inductor asks torch for GPUs (torch 2.11). vLLM asks NVML for their number, to choose its platform, and for
-    their capability, to choose kernels (vLLM 0.26).
+    torch._inductor asks torch for GPUs (torch 2.11), and the library of FlashAttention 4 for their capability. vLLM
+    asks NVML for their number, to choose its platform, and for their capability, to choose kernels (vLLM 0.26).
     """
     with ExitStack() as stack:
         if (torch := sys.modules.get("torch")) is not None:
             _replace(stack, torch.cuda, is_available=lambda: capability is not None)
         if capability is not None:
+            if torch is not None:
+                _replace(stack, torch.cuda, get_device_capability=lambda _device=None: tuple(capability))
             finder = _BeforePlatforms(stack, capability)
             sys.meta_path.insert(0, finder)
             stack.callback(sys.meta_path.remove, finder)

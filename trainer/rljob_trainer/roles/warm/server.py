@@ -54,11 +54,11 @@ imports, and four fifths of what vLLM imports. A fork can do without a group."""
 
 OF_DEVICE: Mapping[tuple[Role, Device], Sequence[Sequence[str]]] = {
     ("policy", "cpu"): (),
-    ("policy", "cuda"): (("torch._inductor.compile_fx",),),
+    ("policy", "cuda"): (("torch._inductor.compile_fx",), ("rljob_trainer.policy.cute_kernels",)),
     ("rollout", "cpu"): (("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"),),
     ("rollout", "cuda"): (("vllm.entrypoints.llm", "vllm.v1.worker.gpu_worker", "vllm.model_executor.models.llama"),),
 }
-"""Further groups: vLLM, and the compiler of a policy's layers, which are compiled on GPUs alone."""
+"""Further groups: vLLM, and the compiler of a policy's layers and its attention, which are for GPUs alone."""
 
 _SHARED = ("torch",)
 """Modules of all roles. They must not read the variables in which roles differ, as torch._dynamo and Hugging Face's
