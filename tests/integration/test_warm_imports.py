@@ -76,4 +76,5 @@ def test_attention_kernels_are_imported_without_vllm_and_a_gpu(tmp_path: Path) -
     kernels.parent.mkdir(parents=True)
     kernels.write_text("import torch\nCAPABILITY = torch.cuda.get_device_capability()\n")
     (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('vLLM changes the compiler')")
-    assert printed(_ATTENTION, "policy", PYTHONPATH=str(tmp_path)) == [[9, 0], None, False, True]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert printed(_ATTENTION, "policy", PYTHONPATH=path) == [[9, 0], None, False, True]

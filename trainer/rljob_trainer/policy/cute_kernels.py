@@ -1,7 +1,7 @@
-"""vLLM's copy of FlashAttention 4, imported with this module. Raises `ImportError` without vLLM for CUDA and its CUTLASS
-DSL.
+"""vLLM's copy of FlashAttention 4, imported with this module.
 
-The packages around it are not run: that of vLLM changes settings of torch's compiler.
+Raises `ImportError` without vLLM for CUDA and its CUTLASS DSL. The packages around it are not run: that of vLLM changes
+settings of torch's compiler.
 """
 
 from __future__ import annotations
