@@ -68,11 +68,12 @@ def test_the_start_of_an_engine_compiles_what_the_job_needs(
 def test_engines_share_a_directory_of_kernels(own: str | None, tmp_path: Path) -> None:
     """Inductor moves Triton's directory, unless a variable names one."""
     code = """if True:
-        from rljob_trainer.rollout.start_work import keep_kernels_for_the_next_engine
-        keep_kernels_for_the_next_engine()
         from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
         from triton import knobs
-        print(triton_cache_dir(0), knobs.cache.dir)
+        from rljob_trainer.rollout.start_work import keep_kernels_for_the_next_engine
+        of_triton = knobs.cache.dir
+        keep_kernels_for_the_next_engine()
+        print(triton_cache_dir(0), of_triton)
     """
     variables = {**os.environ, "TRITON_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": "/of/the/settings"}
     variables.pop("TRITON_CACHE_DIR", None)

@@ -39,6 +39,5 @@ def keep_kernels_for_the_next_engine() -> None:
     only if it compiles. So each change of the settings, and the second start with the same ones, compiled the
     sampler's kernels again: 20 s (H200).
     """
-    from triton import knobs
-
-    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(home, ".triton", "cache"))  # Triton's default
