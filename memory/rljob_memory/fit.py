@@ -12,6 +12,7 @@ from rljob_memory.budget import Setup
 from rljob_memory.budget.gpu import activation_bytes_per_token
 from rljob_memory.budget.host import USABLE_HOST_SHARE
 from rljob_memory.budget.setup import Lack
+from rljob_memory.engine_sizes import engine_sizes
 from rljob_memory.hardware import GPU_TYPES, GpuType
 from rljob_memory.plan import NOTICEABLE, Choice, best_choice
 from rljob_memory.plan_settings import is_pinned, name_of, pinning_field
@@ -106,7 +107,8 @@ class Fit:
         yield from found
 
     def _fits_with(self, *, settings: MemorySettings | None = None, setup: Setup | None = None) -> bool:
-        return fit(settings or self.settings, setup or self.setup).lack is None
+        possible = _smallest_and_largest_engines(setup or self.setup)
+        return any(fit(settings or self.settings, each).lack is None for each in possible)
 
     def _fits_with_responses_of(self, tokens: int) -> bool:
         return self._fits_with(setup=self.setup.with_work(max_response_tokens=tokens))
@@ -120,8 +122,11 @@ class Fit:
 
     def on_fewest_gpus(self) -> Fit | None:
         """The fit on the smallest number of such GPUs for the policy; None if 64 are not enough."""
-        fits = (fit(self.settings, with_gpus(self.setup, count)) for count in _GPU_COUNTS)
-        return next((each for each in fits if each.lack is None), None)
+        # With fewer GPUs, each needs more memory.
+        too_few = self.setup.work.policy_ranks if self.lack and self.lack.place == "gpu" else 0
+        setups = (with_gpus(self.setup, count) for count in _GPU_COUNTS if count > too_few)
+        found = next((setup for setup in setups if self._fits_with(setup=setup)), None)
+        return fit(self.settings, found) if found else None
 
     def on_other_gpus(self) -> dict[str, Fit | None]:
         """The fit on the fewest GPUs of each known type, by its name; None where 64 are not enough."""
@@ -162,6 +167,17 @@ def fit(settings: MemorySettings, setup: Setup) -> Fit:
     """The best plan by the budget, and whether it fits."""
     choice = best_choice(settings, setup)
     return Fit(settings, setup, choice, _lack(setup, choice))
+
+
+def _smallest_and_largest_engines(setup: Setup) -> Iterator[Setup]:
+    """The setup without a choice of engines. One of these fits if any choice does: the more GPUs an engine has, the
+    less memory it needs on each."""
+    if not setup.work.auto_engines:
+        yield setup
+        return
+    sizes = engine_sizes(setup)
+    for size in sorted({sizes[0], sizes[-1]}):
+        yield replace(setup, work=replace(setup.work.with_engines_of(size), auto_engines=False))
 
 
 def with_gpus(setup: Setup, count: int) -> Setup:
