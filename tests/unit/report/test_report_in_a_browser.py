@@ -33,6 +33,7 @@ class Visit:
 
     def __init__(self, browser: Any, report: Path, **options: Any) -> None:
         self.page = browser.new_page(**options)
+        self.page.set_default_timeout(300_000)  # milliseconds: for a busy machine
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.problems.append(message.text))
