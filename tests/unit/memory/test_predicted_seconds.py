@@ -11,7 +11,7 @@ from rljob_api.memory_plan import MemorySettings
 from rljob_memory.budget import Setup, budget
 from rljob_memory.budget.host import host_holds
 from rljob_memory.engine_sizes import engine_sizes
-from rljob_memory.fit import fit
+from rljob_memory.fit import fit, with_gpus
 from rljob_memory.hardware import GPU_TYPES, Hardware
 from rljob_memory.model_shape import ModelShape
 from rljob_memory.plan import best_choice
@@ -226,3 +226,16 @@ def test_a_number_of_the_manifest_is_compared_with_what_auto_would_choose(
     given = work if size is None else replace(work.with_engines_of(size), auto_engines=False)
     found = fit(MemorySettings(), setup(QWEN3_8B, given)).faster_tensor_parallel_size()
     assert (found and found[0]) == faster
+
+
+@pytest.mark.parametrize("memory", [{}, {"optimizerOffload": "Disabled"}])
+@pytest.mark.parametrize("model", [QWEN3_8B, QWEN3_32B])
+@pytest.mark.parametrize("gib", [40, 80, 141])
+def test_advice_on_gpus_is_that_of_all_sizes_of_engines(model: ModelShape, gib: int, memory: dict[str, Any]) -> None:
+    """Only the smallest and the largest engines are tried, on more GPUs than were too few."""
+    settings = MemorySettings.model_validate(memory)
+    card = setup(model, replace(on_gpus(4), max_response_tokens=16_384))
+    card = replace(card, hardware=replace(card.hardware, device_memory_bytes=gib * GIB))
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    expected = next((count for count in counts if fit(settings, with_gpus(card, count)).lack is None), None)
+    assert fit(settings, card).fewest_gpus() == expected
