@@ -54,6 +54,14 @@ left = ["vllm" in sys.modules, torch.cuda.get_device_capability is asks_torch]
 print(json.dumps([flash_attention_4.kernels().CAPABILITY, server.obstacle_to_forks(), *left]))
 """
 
+_PICKLER = """
+import json, pickle, sys
+from rljob_trainer.roles.warm import server
+server._import([*server._SHARED, "torch.fx._graph_pickler"], [9, 0])
+import dill
+print(json.dumps(issubclass(sys.modules["torch.fx._graph_pickler"].GraphPickler, pickle.Pickler)))
+"""
+
 
 def printed(program: str, role: str = "rollout", **changed: str) -> Any:
     of_role = engine_environment("cuda") if role == "rollout" else {}
@@ -69,6 +77,10 @@ def test_modules_before_vllm_leave_it_and_threads_to_the_fork(role: str) -> None
 
 def test_vllm_asks_for_gpus_without_loading_nvml() -> None:
     assert printed(_ASK) == [1, [9, 0], False, True]
+
+
+def test_graphs_are_not_pickled_by_code_in_python() -> None:
+    assert printed(_PICKLER) is True
 
 
 def test_attention_kernels_are_imported_without_vllm_and_a_gpu(tmp_path: Path) -> None:

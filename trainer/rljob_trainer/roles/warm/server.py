@@ -64,11 +64,12 @@ _SHARED = ("torch",)
 """Modules of all roles. They must not read the variables in which roles differ, as torch._dynamo and Hugging Face's
 libraries do, which torch itself does not import."""
 
-IMPORTED_IN_FORKS = ("ray", "pyarrow", "pandas", "scipy", "sklearn")
+IMPORTED_IN_FORKS = ("ray", "pyarrow", "pandas", "scipy", "sklearn", "dill")
 """When its library is loaded, Ray reads the process's job and raylet from the environment, and never again. vLLM tries
-to import it, for executors that are not used here. pyarrow starts threads. transformers imports it and the others if
-they are installed, for models and metrics that no role uses; without them, the imports of an engine take a sixth less
-time."""
+to import it, for executors that are not used here. pyarrow starts threads. transformers imports it, pandas, SciPy and
+scikit-learn if they are installed, for models and metrics that no role uses; without them, the imports of an engine
+take a sixth less time. torch would pickle graphs with dill, whose pickler is written in Python: vLLM would take several
+times as long to save its compiled code."""
 
 SERVER_ENVIRONMENT = {
     # A pool of threads could not be forked. A fork gets its own number (`_apply`).
