@@ -44,6 +44,8 @@ from rljob_trainer.models.lora_targets import adapted_layers, adapter_parameters
 from rljob_trainer.models.resolve import resolve_model
 
 REWARDS = Path(__file__).parents[1] / "programs" / "spread_rewards.py"
+SECONDS = "BENCH_SECONDS"
+"""Environment variable: seconds after which an arm of another trainer should end, with the steps until then."""
 METRICS = ("logprob_diff_mean", "logprob_diff_max", "importance_weight_mean", "streamed_groups")
 
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from bench.harness.record import RESULTS, record, record_row, require_gpus, require_package
 from bench.harness.trl import COLOCATED, trl_command
+from bench.harness.verl import ACTOR, MODEL, ROLLOUT, Batch, grpo_settings, verl_command
 from rljob_api.job import RLJobSpec
 from rljob_api.step_report import Evidence
 from rljob_api.termination_message import read_termination_message
@@ -42,16 +43,14 @@ from rljob_memory.next_plan import adapter_changes, other_trainers_first_plan
 from rljob_memory.recovery import Changed, Constraints, FailureReport, RecoveryState, Restart, respond
 from rljob_testing.plan_accuracy.jobs import SHAPES
 from rljob_testing.repository import ROOT
+from rljob_testing.verl_output import STEP_MARK
 from rljob_trainer.models.resolve import resolve_model
 
 SITE = ROOT / "images" / "probe" / "rljob_probe" / "site"
 MOST_ATTEMPTS = 8
 DATA_LIMIT_MIB = 2_600
 STEPS = 3
-VERL_STEP_MARK = " step:"
-"""Begins verl's line of metrics, behind Ray's prefix. The names of metrics, as in timing_s/step:1, have no space."""
-PROMPTS, GROUP, PROMPT_TOKENS, RESPONSE_TOKENS = 16, 8, 32, 512
-_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+BATCH = Batch(prompts=16, group_size=8, response_tokens=512)
 TRL: dict[str, dict[str, Any]] = {
     "update": {"per_device_train_batch_size": 128},
     "awake": {"per_device_train_batch_size": 32, "vllm_enable_sleep_mode": False, "vllm_gpu_memory_utilization": 0.85},
@@ -59,22 +58,17 @@ TRL: dict[str, dict[str, Any]] = {
 }
 VERL = {
     "update": [
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu={PROMPTS * GROUP}",
-        f"{_MODEL}.enable_gradient_checkpointing=False",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu={BATCH.prompts * BATCH.group_size}",
+        f"{MODEL}.enable_gradient_checkpointing=False",
     ],
     "awake": [
-        f"{_ROLLOUT}.gpu_memory_utilization=0.85",
-        f"{_ROLLOUT}.free_cache_engine=False",
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu=32",
-        f"{_MODEL}.enable_gradient_checkpointing=False",
+        f"{ROLLOUT}.gpu_memory_utilization=0.85",
+        f"{ROLLOUT}.free_cache_engine=False",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=32",
+        f"{MODEL}.enable_gradient_checkpointing=False",
     ],
-    "engine-too-large": [f"{_ROLLOUT}.gpu_memory_utilization=0.985"],
+    "engine-too-large": [f"{ROLLOUT}.gpu_memory_utilization=0.985"],
 }
-REWARD = """import zlib
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return zlib.crc32(solution_str.encode()) / 2**32
-"""
 
 
 def main(trainer: str, failures: list[str], results: Path, output: Path) -> None:
@@ -104,7 +98,7 @@ def recovered_on_gpu(trainer: str, failures: list[str], results: Path, output: P
     for failure in failures or list(options):
         directory = new_directory(output / f"{trainer}-{failure}")
         command = (command_of_verl if is_verl else command_of_trl)(failure, model, directory)
-        attempts = recovered(spec, command, None, directory, VERL_STEP_MARK if is_verl else "'loss'")
+        attempts = recovered(spec, command, None, directory, STEP_MARK if is_verl else "'loss'")
         row = {"failure": failure, "options": options[failure], "attempts": attempts}
         note = f"{trainer} under the probe; each attempt has the changes that the one before it led to"
         print(record_row(name, row, "failure", note, results), flush=True)
@@ -223,9 +217,9 @@ def command_of_trl(failure: str, model: Path, directory: Path) -> list[str]:
     options = {
         "model_name_or_path": str(model),
         "dtype": "float32",
-        "num_generations": GROUP,
-        "gradient_accumulation_steps": PROMPTS * GROUP // chosen["per_device_train_batch_size"],
-        "max_completion_length": RESPONSE_TOKENS,
+        "num_generations": BATCH.group_size,
+        "gradient_accumulation_steps": BATCH.prompts * BATCH.group_size // chosen["per_device_train_batch_size"],
+        "max_completion_length": BATCH.response_tokens,
         "gradient_checkpointing": False,
     }
     return trl_command(directory / "trl.yaml", COLOCATED | options | chosen, "--steps", str(STEPS))
@@ -233,56 +227,13 @@ def command_of_trl(failure: str, model: Path, directory: Path) -> list[str]:
 
 def command_of_verl(failure: str, model: Path, directory: Path) -> list[str]:
     """verl's command line. Writes its prompts and its reward function into `directory`."""
-    import pandas
-
-    (directory / "reward.py").write_text(REWARD)
-    prompts = [
-        {
-            "prompt": [{"role": "user", "content": f"{number % 10}:"}],
-            "data_source": "digits",
-            "ability": "digits",
-            "reward_model": {"style": "rule", "ground_truth": "0"},
-            "extra_info": {"index": number},
-        }
-        for number in range(PROMPTS * STEPS)
-    ]
-    pandas.DataFrame(prompts).to_parquet(directory / "prompts.parquet")
-    settings = {
-        "algorithm.adv_estimator": "grpo",
-        "data.train_files": directory / "prompts.parquet",
-        "data.val_files": directory / "prompts.parquet",
-        "data.train_batch_size": PROMPTS,
-        "data.max_prompt_length": PROMPT_TOKENS,
-        "data.max_response_length": RESPONSE_TOKENS,
-        f"{_MODEL}.path": model,
-        # The model's tokenizer has no template of its own.
-        f"{_MODEL}.custom_chat_template": "'{% for message in messages %}{{ message.content }}{% endfor %}'",
-        f"{_MODEL}.use_remove_padding": False,
-        f"+{_MODEL}.override_config.attn_implementation": "sdpa",
-        f"{_ACTOR}.ppo_mini_batch_size": PROMPTS,
-        f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 16,
-        f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
-        f"{_ROLLOUT}.name": "vllm",
-        f"{_ROLLOUT}.n": GROUP,
-        f"{_ROLLOUT}.tensor_model_parallel_size": 1,
-        f"{_ROLLOUT}.max_model_len": PROMPT_TOKENS + RESPONSE_TOKENS,
-        f"{_ROLLOUT}.ignore_eos": True,
-        f"{_ROLLOUT}.enforce_eager": True,
-        f"{_ROLLOUT}.gpu_memory_utilization": 0.3,
-        f"{_ROLLOUT}.agent.num_workers": 1,
-        "reward.num_workers": 1,
-        "+ray_kwargs.ray_init.include_dashboard": False,
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "reward.custom_reward_function.path": directory / "reward.py",
-        "trainer.n_gpus_per_node": 1,
-        "trainer.logger": "[console]",
-        "trainer.val_before_train": False,
-        "trainer.total_training_steps": STEPS,
-        "trainer.default_local_dir": directory / "checkpoints",
-        "hydra.run.dir": directory / "hydra",
+    settings = grpo_settings(model, directory, BATCH, STEPS) | {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 16,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 16,
+        f"{ROLLOUT}.enforce_eager": True,
+        f"{ROLLOUT}.gpu_memory_utilization": 0.3,
     }
-    settings |= dict(option.split("=", 1) for option in VERL[failure])
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
+    return verl_command(settings | dict(option.split("=", 1) for option in VERL[failure]))
 
 
 if __name__ == "__main__":

@@ -18,15 +18,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bench.harness.run_arms import Arms, model_with_ends
+from bench.harness.run_arms import SECONDS, Arms, model_with_ends
 from bench.harness.trl import COLOCATED, WITH_LIGER, trl_row
 from rljob_testing.plan_accuracy.errors import Row
 from rljob_testing.plan_accuracy.jobs import generating_job
 
 PROMPTS, GROUP_SIZE, PROMPT_TOKENS, RESPONSE_TOKENS, MEAN_TOKENS = 4, 16, 1000, 8000, 2000
 STEPS, WARM_UP_STEPS = 4, 1
-SECONDS = "BENCH_SECONDS"
-"""Environment variable. TRL begins no step that would end later after its start."""
 
 
 def spec_of(arm: str, steps: int, smoke: bool) -> dict[str, Any]:
