@@ -17,14 +17,12 @@ Arms (Qwen3's shapes, random weights in bfloat16, 16 prompts × 8 responses of 1
     8b-trl         the same in bfloat16 with gradient checkpointing
     8b-trl-float32 the same with float32 weights, until it runs out of memory
     0.6b-trl-liger, 8b-trl-liger    with Liger's kernels for layers, and without checkpointing
-    8b-verl        verl 0.9.1, colocated with vLLM, float32 weights with gradient checkpointing; the optimizer's state
-                   is on the GPU in updates only, since the sync needs a copy of the weights (88 GiB of host memory)
-    8b-verl-liger  the same with Liger's kernels for layers
-    8b-verl-bfloat16    the same in bfloat16, with the state on the GPU
+    8b-verl-liger  verl 0.9.1, colocated with vLLM, float32 weights with gradient checkpointing and Liger's kernels; the
+                   optimizer's state is on the GPU in updates only, since the sync needs a copy of the weights
 
 Records one row for each arm in `bench/results/large_models.json`, after those that it already has. The first two steps
-are not counted. `--smoke`: a tiny model on any device; records nothing. Environment variables for verl: BENCH_SECONDS
-ends an arm, with the steps until then; BENCH_VERL has further settings, `name=value name=value`.
+are not counted. `--smoke`: a tiny model on any device; records nothing. The environment variable BENCH_SECONDS ends the
+arm of verl, with the steps until then.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ TRL_ARMS: dict[str, dict[str, Any]] = {
     "0.6b-trl-liger": {"dtype": "float32", "per_device_train_batch_size": 32, **WITH_LIGER},
     "8b-trl-liger": {"dtype": "bfloat16", "per_device_train_batch_size": 8, **WITH_LIGER},
 }
-OF_VERL: dict[str, Any] = {
+VERL: dict[str, Any] = {
     # Rollout correction's bypass mode: the engine's log-probabilities are those of the old policy.
     "algorithm.rollout_correction.bypass_mode": True,
     # With the strategy fsdp2, these kernels fail for models with an output layer of its own.
@@ -68,12 +66,8 @@ OF_VERL: dict[str, Any] = {
     f"{ROLLOUT}.max_num_seqs": 128,
     f"{ROLLOUT}.cudagraph_capture_sizes": "[1,8,16,32,64,96,128]",
     f"{ROLLOUT}.agent.num_workers": 2,
-}
-_OFFLOAD = {f"{ACTOR}.fsdp_config.optimizer_offload": True}
-VERL_ARMS: dict[str, dict[str, Any]] = {
-    "8b-verl": _OFFLOAD,
-    "8b-verl-liger": _OFFLOAD | {f"{MODEL}.use_liger": True},
-    "8b-verl-bfloat16": {f"{ACTOR}.fsdp_config.model_dtype": "bf16", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 16},
+    f"{ACTOR}.fsdp_config.optimizer_offload": True,
+    f"{MODEL}.use_liger": True,
 }
 MOMENTS = {"14b": "bfloat16", "8b-bfloat16": "bfloat16", "8b-int8": "int8"}
 SMALL_CARD_BYTES = 79 * GIB
@@ -110,11 +104,9 @@ def row_of_trl(arm: str, steps: int) -> Row:
     return trl_row(COLOCATED | options | chosen, "--steps", str(steps), *given_up)
 
 
-def row_of_verl(arm: str, steps: int) -> Row:
+def row_of_verl(steps: int) -> Row:
     model = resolve_model(f"random://qwen3?{SHAPES['8b']}")
-    further = dict(setting.split("=", 1) for setting in os.environ.get("BENCH_VERL", "").split())
-    settings = OF_VERL | VERL_ARMS[arm] | further
-    return verl_row(model, Batch(16, GROUP_SIZE, 1024), settings, steps, float(os.environ.get(SECONDS, "inf")))
+    return verl_row(model, Batch(16, GROUP_SIZE, 1024), VERL, steps, float(os.environ.get(SECONDS, "inf")))
 
 
 ARMS = Arms(
@@ -126,7 +118,7 @@ ARMS = Arms(
     warm_up_steps=2,
     card_bytes=lambda arm: SMALL_CARD_BYTES if arm == "8b-80gib" else None,
     variables=variables_of,
-    others={arm: partial(row_of_trl, arm) for arm in TRL_ARMS} | {arm: partial(row_of_verl, arm) for arm in VERL_ARMS},
+    others={**{arm: partial(row_of_trl, arm) for arm in TRL_ARMS}, "8b-verl-liger": row_of_verl},
     smoke_names=["0.6b"],
 )
 
