@@ -21,7 +21,7 @@ from rljob_memory.recovery import Changed, Constraints, GiveUp, RecoveryState
 from rljob_memory.recovery.constraints import LEVELS, PolicyGrowth
 from rljob_memory.recovery.failure import Case
 from rljob_memory.recovery.ladder import ladder_of
-from rljob_memory.recovery.remedies import REMEDIES, remedies_for
+from rljob_memory.recovery.remedies import POLICY_GPUS, REMEDIES, remedies_for
 from rljob_memory.recovery.state import NOT_OF_THE_PLAN, counts
 from rljob_memory.sizes import MIB
 from rljob_memory.workload import Workload
@@ -159,7 +159,7 @@ def test_every_sequence_of_failures_ends_and_no_plan_recurs(
 
 @settings(deadline=None, max_examples=150)
 @given(plans, every_constraints, evidences)
-def test_a_change_sets_one_unpinned_setting_and_the_generation(
+def test_a_change_sets_one_unpinned_setting_and_those_that_it_brings(
     plan: MemoryPlan, bounds: Constraints, evidence: Evidence
 ) -> None:
     decision = answer(evidence, plan, bounds)
@@ -167,7 +167,9 @@ def test_a_change_sets_one_unpinned_setting_and_the_generation(
         return
     changed = {name for name in MemoryPlan.model_fields if getattr(decision.plan, name) != getattr(plan, name)}
     assert decision.plan.generation == plan.generation + 1
-    assert len(changed - {"generation"}) == (0 if decision.change.remedy.setting in NOT_OF_THE_PLAN else 1)
+    remedies = [each for each in (*REMEDIES, POLICY_GPUS) if each.name == decision.change.remedy.setting]
+    brought = {name for each in remedies for name in each.brings}
+    assert changed - {"generation", *brought} == {each.setting for each in remedies if each.of_the_plan}
     assert not any(is_pinned(bounds.settings, name) for name in changed)
     assert MemoryPlan.model_validate(decision.plan.model_dump()) == decision.plan, "it is a valid plan"
     assert decision.change.level in bounds.levels
