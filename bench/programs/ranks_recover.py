@@ -1,18 +1,18 @@
-"""Seconds lost to the failure of one of two policy ranks or engines, or of the only one.
+"""Seconds lost to the failure of one of two policy ranks or engines.
 
-    python -m bench.programs.ranks_recover [ARM...] [--ranks 1|2] [--smoke] [--runs DIR]
+    python -m bench.programs.ranks_recover [ARM...] [--smoke] [--runs DIR]
 
-Two runs of one job with two policy ranks and two engines, or one of each, one after the other:
+Two runs of one job with two policy ranks and two engines, one after the other:
 
-- `live`: the last rank runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own.
-  The ranks leave the collective, restore their state and form a new group.
+- `live`: rank 1 runs out of memory in an update, in an optimizer step and in a sync, each in a step of its own. The
+  ranks leave the collective, restore their state and form a new group.
 - `killed`: a policy rank is lost in an update, and later an engine while it generates.
 
-Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`; one rank: `…_one.json`): for each failure the
-seconds that its step took beyond the median of the steps without a failure, those from the failure to the end of the
-repeated phase, by part, the median of the failed phase, the processes that were started, and the difference of the
-peaks in the steps before and after. Rows of other arms are kept. `--smoke`: a tiny model on the CPU, 3 minutes;
-otherwise the job of `h200_step.yaml`, of Qwen3-0.6B's shape, with a GPU for each rank, 10 minutes.
+Records `ranks_recover.json` (with `--smoke`: `ranks_recover_cpu.json`): for each failure the seconds that its step took
+beyond the median of the steps without a failure, those from the failure to the end of the repeated phase, by part, the
+median of the failed phase, the processes that were started, and the difference of the peaks in the steps before and
+after. Rows of other arms are kept. `--smoke`: a tiny model on the CPU, 3 minutes; otherwise the job of
+`h200_step.yaml`, of Qwen3-0.6B's shape, on two GPUs, 10 minutes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rljob_testing.repository import EXAMPLES, ROOT
 
 ARMS = ("live", "killed")
 TIMEOUT_SECONDS = 900
-OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
-    "update": {"class": "ActivationSpike", "phase": "update", "step": 3},
-    "optimizer step": {"class": "OptimizerState", "phase": "optimizer", "step": 5},
-    "sync": {"class": "WeightSyncSpike", "phase": "sync", "step": 7},
+OUT_OF_MEMORY = {
+    "update": {"class": "ActivationSpike", "phase": "update", "step": 3, "rank": 1},
+    "optimizer step": {"class": "OptimizerState", "phase": "optimizer", "step": 5, "rank": 1},
+    "sync": {"class": "WeightSyncSpike", "phase": "sync", "step": 7, "rank": 1},
 }
-KILLED: dict[str, dict[str, Any]] = {
-    "policy rank killed": {"class": "WorkerLost", "phase": "update", "step": 3},
-    "engine killed": {"class": "WorkerLost", "phase": "rollout", "step": 5},
+KILLED = {
+    "policy rank killed": {"class": "WorkerLost", "phase": "update", "step": 3, "rank": 1},
+    "engine killed": {"class": "WorkerLost", "phase": "rollout", "step": 5, "rank": 1},
 }
 PINNED = {
     "optimizerOffload": "Disabled",
@@ -78,30 +78,27 @@ SMOKE_MODEL = "random://qwen3?hidden=128&layers=4&heads=4&kvHeads=2&headDim=32&t
 """Its 4 MB of weights can be sent in two halves."""
 
 
-def main(arms: list[str], ranks: int, smoke: bool, output: Path, runs: Path) -> None:
+def main(arms: list[str], smoke: bool, output: Path, runs: Path) -> None:
     if not smoke:
-        require_gpus(ranks)
-    name, gpus = ("ranks_recover_cpu", 1) if smoke else ("ranks_recover", ranks)
-    name += "_one" if ranks == 1 else ""
+        require_gpus(2)
+    name, gpus = ("ranks_recover_cpu", 1) if smoke else ("ranks_recover", 2)
     rows = recorded(name, output, gpus)
     for arm in arms or ARMS:
-        of_arm = rows_of(arm, ranks, runs / arm, smoke)
+        of_arm = rows_of(arm, runs / arm, smoke)
         rows = [*(other for other in rows if other["arm"] != arm), *of_arm]
         # After each arm, so that its result is kept if a later one fails.
-        path = record(name, rows, f"{manifest_of(smoke).name}, ranks: {ranks}", output, gpus)
+        path = record(name, rows, f"{manifest_of(smoke).name}, two ranks", output, gpus)
     for row in rows:
         print(json.dumps(row))
     print(path)
 
 
-def rows_of(arm: str, ranks: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
+def rows_of(arm: str, folder: Path, smoke: bool) -> list[dict[str, Any]]:
     """A row for each failure of the arm's run. A run that fails is recorded with its end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    faults = {
-        name: {**fault, "rank": ranks - 1} for name, fault in (KILLED if arm == "killed" else OUT_OF_MEMORY).items()
-    }
-    write_job(list(faults.values()), ranks, folder / "job.yaml", smoke)
+    faults = KILLED if arm == "killed" else OUT_OF_MEMORY
+    write_job(list(faults.values()), folder / "job.yaml", smoke)
     command: list[str | Path] = [sys.executable, "-m", "rljob_client", "run", folder / "job.yaml"]
     command += ["--output", folder / "run", "--device", "cpu" if smoke else "cuda"]
     (folder / "plan.json").write_text(json.dumps(SMOKE_PLAN if smoke else GPU_PLAN))
@@ -122,10 +119,10 @@ def manifest_of(smoke: bool) -> Path:
     return EXAMPLES / "digits.yaml" if smoke else Path(__file__).with_name("h200_step.yaml")
 
 
-def write_job(faults: list[dict[str, Any]], ranks: int, path: Path, smoke: bool) -> None:
+def write_job(faults: list[dict[str, Any]], path: Path, smoke: bool) -> None:
     job = yaml.safe_load(manifest_of(smoke).read_text())
     spec = job["spec"]
-    pods = {"replicas": ranks, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": ranks}
+    pods = {"replicas": 2, "gpusPerReplica": 0} if smoke else {"gpusPerReplica": 2}
     spec["policy"] = spec.get("policy", {}) | pods
     spec["rollout"] = spec.get("rollout", {}) | {"tensorParallelSize": 1}
     spec["algorithm"]["steps"] = 1 + max(fault["step"] for fault in faults)
@@ -195,7 +192,6 @@ def processes_started(logs: Path) -> dict[str, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="*", choices=[*ARMS, []], metavar="ARM", help=", ".join(ARMS))
-    parser.add_argument("--ranks", type=int, choices=(1, 2), default=2, help="policy ranks, and engines")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the record")
     parser.add_argument("--runs", type=Path, default=Path("runs/ranks_recover"), help="of the runs (replaced)")
