@@ -168,8 +168,9 @@ def test_a_change_sets_one_unpinned_setting_and_those_that_it_brings(
     changed = {name for name in MemoryPlan.model_fields if getattr(decision.plan, name) != getattr(plan, name)}
     assert decision.plan.generation == plan.generation + 1
     remedies = [each for each in (*REMEDIES, POLICY_GPUS) if each.name == decision.change.remedy.setting]
-    brought = {name for each in remedies for name in each.brings}
+    brought = {name: value for each in remedies for name, value in each.brings.items()}
     assert changed - {"generation", *brought} == {each.setting for each in remedies if each.of_the_plan}
+    assert all(getattr(decision.plan, name) == brought[name] for name in changed & brought.keys())
     assert not any(is_pinned(bounds.settings, name) for name in changed)
     assert MemoryPlan.model_validate(decision.plan.model_dump()) == decision.plan, "it is a valid plan"
     assert decision.change.level in bounds.levels
